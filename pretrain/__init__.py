@@ -1,0 +1,1 @@
+"""Pretraining of billion-parameter language models: autoregressive and diffusion objectives over Megatron-core and DeepSpeed."""

@@ -1,0 +1,85 @@
+"""The run as one typed tree. Hydra composes YAML; past `main` there is only this.
+
+No torch here: `--cfg job`, `--help` and every configuration error must come in a second or two.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pretrain.backbones.config import BackboneConfig
+from pretrain.data.config import DataConfig
+from pretrain.engine.config import OptimizerConfig, PrecisionConfig, ScheduleConfig
+from pretrain.objectives.config import ObjectiveConfig
+from pretrain.parallel.config import ParallelConfig
+from pretrain.telemetry.config import TelemetryConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """Sequences per optimizer step, sequences per forward pass and rank, and tokens per sequence."""
+
+    global_sequences: int
+    micro_sequences: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DurationConfig:
+    """When the run ends: exactly one of steps, tokens (input tokens, rounded down to whole steps) or flops (the isoFLOP studies' count) is set.
+
+    stop_after  leave cleanly, with a checkpoint, once this step is reached, without shortening the schedule; None: at the end.
+    """
+
+    steps: int | None = None
+    tokens: float | None = None
+    flops: float | None = None
+    stop_after: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationConfig:
+    """every: steps between validations (0: at the end only). draws: noise draws per sequence. The whole held-out set is always read."""
+
+    every: int = 1000
+    draws: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """every: steps between checkpoints (the last step is always saved). keep: complete checkpoints retained (0: all)."""
+
+    every: int = 1000
+    keep: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that defines a run. The run directory is `root/name`, the same for every rank and restart.
+
+    tokenizer  a sentencepiece .model or a Hugging Face tokenizer.json; the data manifest must name the same one.
+    resume     auto: continue the newest complete checkpoint, or start in an empty directory; fresh: move what is there aside and start over.
+    """
+
+    name: str
+    root: str = "runs"
+    seed: int = 1
+    resume: Literal["auto", "fresh"] = "auto"
+    tokenizer: str
+    objective: ObjectiveConfig
+    backbone: BackboneConfig
+    data: DataConfig
+    batch: BatchConfig
+    duration: DurationConfig
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+
+    @property
+    def directory(self) -> Path:
+        """Where this run lives."""
+        return Path(self.root) / self.name

@@ -1,0 +1,33 @@
+"""Noise as a pure function of (seed, global sample index, stream name).
+
+NumPy's Philox is a counter-based generator: the key is a hash of the seed and the stream's name, the counter's top word is the
+sample's index. So any rank, pipeline stage, restart or layout that asks for a sample's noise gets the same bits.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of one sample: `index` counts samples from the start of the run, `position` of `batch` is its place in the global batch."""
+
+    seed: int
+    index: int
+    position: int
+    batch: int
+
+    def stream(self, name: str) -> np.random.Generator:
+        """A fresh generator for one named use; asking twice gives the same numbers."""
+        digest = hashlib.blake2b(f"{self.seed}/{name}".encode(), digest_size=16).digest()
+        key = int.from_bytes(digest, "little")
+        return np.random.Generator(np.random.Philox(key=key, counter=self.index << 192))
+
+    def stratified_time(self, name: str = "t") -> float:
+        """A draw from [0, 1) that is uniform alone and stratified over the global batch: one sample in each of `batch` cells.
+
+        As in scaling-dllms, but from each sample's own u: e_i = (u_i / n + i / n) mod 1.
+        """
+        return float((self.stream(name).random() + self.position) / self.batch % 1.0)

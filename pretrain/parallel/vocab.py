@@ -1,0 +1,196 @@
+"""This rank's view of the vocabulary: the only place where an objective touches other ranks.
+
+Under tensor parallelism the last stage holds columns [start, end) of the logits. Each reduction here costs one collective over the
+tensor-parallel group and none at TP=1. The contract with autograd: every rank of the group computes the *same* loss from the same
+replicated numbers, so
+
+- a sum over the vocabulary adds the ranks' parts going forward, and its gradient is the same on every rank: backward is the identity;
+- a replicated number that meets this rank's columns (log p = logits - logsumexp, z E^T) gets from them only this rank's part of its
+  gradient. Pass it through `spread` first, whose backward adds the ranks' parts. Numbers without a gradient (alpha_t, weights) need no spread.
+
+Shape suffixes: B sequences, L positions, v columns of this rank, E width of a table; a leading 2 stacks two [B, L] tensors.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from pretrain.parallel.vocabulary import Vocabulary
+
+
+class VocabShard:
+    """Columns [start, end) of the padded vocabulary; `group` is the tensor-parallel group, None at TP=1."""
+
+    def __init__(self, vocabulary: Vocabulary, *, start: int, end: int, group: dist.ProcessGroup | None) -> None:
+        if not 0 <= start < end <= vocabulary.padded_size:
+            raise ValueError(f"columns [{start}, {end}) are not within the padded vocabulary of {vocabulary.padded_size}")
+        self.vocabulary = vocabulary
+        self.start = start
+        self.end = end
+        self.group = group
+        self._first_padding = min(max(vocabulary.model_size - start, 0), end - start)
+        mask_id = vocabulary.mask_id
+        self._mask_column = mask_id - start if mask_id is not None and start <= mask_id < end else None
+
+    @classmethod
+    def whole(cls, vocabulary: Vocabulary) -> "VocabShard":
+        """The view of a single rank that holds every column."""
+        return cls(vocabulary, start=0, end=vocabulary.padded_size, group=None)
+
+    def allowed(self, logits_BLv: Tensor) -> Tensor:
+        """Logits in fp32 (fp64 stays) with -inf in the columns that can never win: padding (>= model size) and the mask id.
+
+        Those columns have probability 0 and their logits get gradient 0, exactly and whatever is stored in them or comes back for them.
+        """
+        return _Allow.apply(logits_BLv, self)
+
+    def logsumexp(self, values_BLv: Tensor) -> Tensor:
+        """[B, L] over the whole vocabulary, from one all-gather of each rank's own log-sum-exp. A rank may hold nothing but -inf."""
+        return _LogSumExp.apply(values_BLv, self)
+
+    def at(self, values_BLv: Tensor, index_BL: Tensor) -> Tensor:
+        """[B, L]: the value in column `index_BL` (a global id), whichever rank holds it; 0 for an id that no rank holds."""
+        column_BL, here_BL = self._locate(index_BL)
+        found_BL = values_BLv.gather(-1, column_BL.unsqueeze(-1)).squeeze(-1)
+        return self._reduce(torch.where(here_BL, found_BL, 0.0))
+
+    def sum(self, values_BLv: Tensor) -> Tensor:
+        """[B, L]: sum over every column, forbidden ones included: their values must be ones that add nothing (0 for probabilities)."""
+        return self._reduce(values_BLv.sum(-1))
+
+    def expectation(self, weights_BLv: Tensor, table_vE: Tensor) -> Tensor:
+        """[B, L, E]: sum over the vocabulary of weight times this rank's table rows; the rows' gradients are theirs in full."""
+        return self._reduce(weights_BLv @ table_vE)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """A replicated tensor of any shape, about to meet this rank's columns: itself forward, the sum over ranks of its gradient backward."""
+        if self.group is None:
+            return values
+        return _Spread.apply(values, self.group)
+
+    def log_softmax(self, values_BLv: Tensor) -> Tensor:
+        """[B, L, v]: this rank's columns of log p."""
+        return values_BLv - self.spread(self.logsumexp(values_BLv)).unsqueeze(-1)
+
+    def cross_entropy(self, logits_BLv: Tensor, index_BL: Tensor) -> Tensor:
+        """[B, L]: -log p(index) in nats over the allowed columns; +inf where `index_BL` is a forbidden column.
+
+        Equals `logsumexp(allowed(logits)) - at(allowed(logits), index)`, but saves only the logits it was given (bf16 stays bf16)
+        and costs one collective: fp32 copies of the slice live within this call and within its backward.
+        """
+        return _CrossEntropy.apply(logits_BLv, index_BL, self)
+
+    def _reduce(self, partial: Tensor) -> Tensor:
+        if self.group is None:
+            return partial
+        return _Reduce.apply(partial, self.group)
+
+    def _locate(self, index_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """This rank's column for each id (0 where another rank holds it), and whether this rank holds it."""
+        here_BL = (index_BL >= self.start) & (index_BL < self.end)
+        return torch.where(here_BL, index_BL - self.start, 0), here_BL
+
+    def _copy(self, logits_BLv: Tensor) -> Tensor:
+        """The allowed logits in a fresh buffer, outside autograd."""
+        dtype = torch.promote_types(logits_BLv.dtype, torch.float32)
+        return self._fill_forbidden(logits_BLv.to(dtype, copy=True), -torch.inf)
+
+    def _fill_forbidden(self, values_BLv: Tensor, value: float) -> Tensor:
+        """In place. Forbidden columns are a tail and one more, so no mask over the vocabulary is read."""
+        values_BLv[..., self._first_padding :] = value
+        if self._mask_column is not None:
+            values_BLv[..., self._mask_column] = value
+        return values_BLv
+
+    def _gather(self, part: Tensor) -> Tensor:
+        """[ranks, ...]: every rank's `part`."""
+        if self.group is None:
+            return part.unsqueeze(0)
+        ranks = dist.get_world_size(self.group)
+        parts = part.new_empty(ranks * part.shape[0], *part.shape[1:])  # gloo wants the parts one after another along the first axis
+        dist.all_gather_into_tensor(parts, part.contiguous(), group=self.group)
+        return parts.unflatten(0, (ranks, -1))
+
+
+class _Allow(Function):
+    """Fill forbidden columns with -inf forward and their gradient with 0 backward."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_BLv: Tensor, vocab: VocabShard) -> Tensor:
+        ctx.vocab, ctx.dtype = vocab, logits_BLv.dtype
+        return vocab._copy(logits_BLv)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BLv: Tensor) -> tuple[Tensor, None]:
+        return ctx.vocab._fill_forbidden(gradient_BLv.to(ctx.dtype, copy=True), 0.0), None
+
+
+class _LogSumExp(Function):
+    """d logsumexp / d value = exp(value - logsumexp): of finite numbers even on a rank whose own log-sum-exp is -inf."""
+
+    @staticmethod
+    def forward(ctx: Any, values_BLv: Tensor, vocab: VocabShard) -> Tensor:
+        total_BL = vocab._gather(values_BLv.logsumexp(-1)).logsumexp(0)
+        ctx.save_for_backward(values_BLv, total_BL)
+        return total_BL
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BL: Tensor) -> tuple[Tensor, None]:
+        values_BLv, total_BL = ctx.saved_tensors
+        return (values_BLv - total_BL.unsqueeze(-1)).exp_().mul_(gradient_BL.unsqueeze(-1)), None
+
+
+class _CrossEntropy(Function):
+    """logsumexp - value at the index, recomputing the fp32 softmax backward instead of keeping it."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_BLv: Tensor, index_BL: Tensor, vocab: VocabShard) -> Tensor:
+        values_BLv = vocab._copy(logits_BLv)
+        column_BL, here_BL = vocab._locate(index_BL)
+        found_BL = torch.where(here_BL, values_BLv.gather(-1, column_BL.unsqueeze(-1)).squeeze(-1), 0.0)
+        parts_r2BL = vocab._gather(torch.stack((values_BLv.logsumexp(-1), found_BL)))
+        total_BL = parts_r2BL[:, 0].logsumexp(0)
+        ctx.vocab = vocab
+        ctx.save_for_backward(logits_BLv, index_BL, total_BL)
+        return total_BL - parts_r2BL[:, 1].sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BL: Tensor) -> tuple[Tensor, None, None]:
+        logits_BLv, index_BL, total_BL = ctx.saved_tensors
+        column_BL, here_BL = ctx.vocab._locate(index_BL)
+        # One fp32 buffer, written in place. Forbidden columns hold anything, infinity included, until they are filled below.
+        gradient_BLv = (logits_BLv - total_BL.unsqueeze(-1)).exp_().mul_(gradient_BL.unsqueeze(-1))
+        gradient_BLv.scatter_add_(-1, column_BL.unsqueeze(-1), torch.where(here_BL, -gradient_BL, 0.0).unsqueeze(-1))
+        return ctx.vocab._fill_forbidden(gradient_BLv, 0.0).to(logits_BLv.dtype), None, None
+
+
+class _Reduce(Function):
+    """Sum over the group forward; the ranks' identical gradients pass through backward."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+        total = partial.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _Spread(Function):
+    """Identity forward; sum over the group backward."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None

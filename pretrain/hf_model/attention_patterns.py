@@ -1,0 +1,95 @@
+"""Which keys a query sees, where tokens stand, and what is kept between decoding steps.
+
+Shape suffixes: B sequences, L positions of the input, S keys (cached ones first), H query heads, G key/value heads, K head width, R = K / 2.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .network_input import Attention, NetworkInput
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """allowed_B1LS: True where a query sees a key, or None where no mask is needed beyond `is_causal`."""
+
+    allowed_B1LS: Tensor | None
+    is_causal: bool
+
+
+def attention_pattern(inputs: NetworkInput, cached: int = 0) -> Pattern:
+    """The pattern of `inputs` when `cached` earlier positions are already in a cache.
+
+    Raises ValueError for a cache with document masks or full attention: what was computed before would have to see what comes now.
+    """
+    causal = inputs.attention is Attention.CAUSAL
+    if cached and (not causal or inputs.documents_BL is not None):
+        raise ValueError("a key/value cache needs plain causal attention")
+    length = inputs.positions_BL.shape[1]
+    if cached:
+        # SDPA's is_causal aligns the first query with the first key; cached keys come before the first query.
+        return Pattern(None if length == 1 else lower_triangle(length, cached, inputs.positions_BL.device), is_causal=False)
+    if inputs.documents_BL is None:
+        return Pattern(None, is_causal=causal)
+    allowed_B1LS = (inputs.documents_BL[:, :, None] == inputs.documents_BL[:, None, :])[:, None]
+    if causal:
+        allowed_B1LS = allowed_B1LS & lower_triangle(length, 0, inputs.positions_BL.device)
+    return Pattern(allowed_B1LS, is_causal=False)
+
+
+def lower_triangle(length: int, cached: int, device: torch.device) -> Tensor:
+    """[1, 1, L, cached + L]: query i sees the cached keys and new keys 0..i."""
+    return torch.ones(length, cached + length, dtype=torch.bool, device=device).tril(cached)[None, None]
+
+
+def rotary_angles(positions_BL: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """cos_B1LR, sin_B1LR of position * base^(-2r / head_dim), in fp32 whatever the autocast (RoPE, Su et al. 2021)."""
+    with torch.autocast(positions_BL.device.type, enabled=False):
+        exponent_R = torch.arange(0, head_dim, 2, device=positions_BL.device).float() / head_dim
+        angle_B1LR = positions_BL.float()[:, None, :, None] * (1.0 / base**exponent_R)
+        return angle_B1LR.cos(), angle_B1LR.sin()
+
+
+def rotate(x_BHLK: Tensor, cos_B1LR: Tensor, sin_B1LR: Tensor) -> Tensor:
+    """Rotate the pairs (x_r, x_{r + R}) by their angle: the half-split layout, over the whole head width."""
+    cos_B1LR, sin_B1LR = cos_B1LR.to(x_BHLK.dtype), sin_B1LR.to(x_BHLK.dtype)
+    first_BHLR, second_BHLR = x_BHLK.chunk(2, dim=-1)
+    return torch.cat((first_BHLR * cos_B1LR - second_BHLR * sin_B1LR, second_BHLR * cos_B1LR + first_BHLR * sin_B1LR), dim=-1)
+
+
+def attend(q_BHLK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, pattern: Pattern) -> Tensor:
+    """softmax(q k^T / sqrt(K)) v under the pattern; query heads share key/value heads in consecutive runs of H / G."""
+    return F.scaled_dot_product_attention(
+        q_BHLK,
+        k_BGSK,
+        v_BGSK,
+        attn_mask=pattern.allowed_B1LS,
+        is_causal=pattern.is_causal,
+        enable_gqa=q_BHLK.shape[1] != k_BGSK.shape[1],
+    )
+
+
+class KeyValueCache:
+    """Rotated keys, and values, of the positions that a causal network has read; room for `capacity` of them."""
+
+    def __init__(self, *, layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (layers, batch, kv_heads, capacity, head_dim)
+        self._keys = torch.empty(shape, dtype=dtype, device=device)
+        self._values = torch.empty(shape, dtype=dtype, device=device)
+        self.length = 0
+
+    def extend(self, layer: int, k_BGLK: Tensor, v_BGLK: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one layer's new keys and values after the `length` old ones; views of all of them."""
+        end = self.length + k_BGLK.shape[2]
+        if end > self._keys.shape[3]:
+            raise ValueError(f"cache holds {self._keys.shape[3]} positions, asked to hold {end}")
+        self._keys[layer, :, :, self.length : end] = k_BGLK
+        self._values[layer, :, :, self.length : end] = v_BGLK
+        return self._keys[layer, :, :, :end], self._values[layer, :, :, :end]
+
+    def advance(self, positions: int) -> None:
+        """Count `positions` as read, once every layer has extended."""
+        self.length += positions

@@ -1,0 +1,88 @@
+"""What both networks are made of: norms in fp32 and rotary self-attention.
+
+Shape suffixes: B sequences, L positions, D width, H query heads, G key/value heads, K head width.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .attention_patterns import KeyValueCache, Pattern, attend, rotate
+from .configuration_network import NetworkConfig
+
+
+class LayerNorm(nn.Module):
+    """Layer norm with a weight and no bias, computed and returned in fp32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x over its root of variance, times weight."""
+        with torch.autocast(x.device.type, enabled=False):
+            return F.layer_norm(x.float(), self.weight.shape, self.weight.float(), None, self.eps)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm (Zhang and Sennrich 2019), computed and returned in fp32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x over its root mean square, times weight."""
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.float()
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight.float()
+
+
+class SelfAttention(nn.Module):
+    """Rotary attention without biases; grouped queries and QK-norm where the configuration asks for them."""
+
+    def __init__(self, config: NetworkConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.head_dim = layer, config.head_dim
+        self.q_proj = nn.Linear(config.hidden, config.hidden, bias=False)
+        self.k_proj = nn.Linear(config.hidden, config.kv_heads * config.head_dim, bias=False)
+        self.v_proj = nn.Linear(config.hidden, config.kv_heads * config.head_dim, bias=False)
+        self.o_proj = nn.Linear(config.hidden, config.hidden, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+
+    def forward(self, x_BLD: Tensor, rotary: tuple[Tensor, Tensor], pattern: Pattern, cache: KeyValueCache | None) -> Tensor:
+        """Attention output [B, L, D] in the dtype of the projections; extends `cache` by these positions."""
+        x_BLD = x_BLD.to(self.q_proj.weight.dtype)
+        q_BLHK, k_BLGK, v_BLGK = (p(x_BLD).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BLHK, k_BLGK = self.q_norm(q_BLHK).to(v_BLGK.dtype), self.k_norm(k_BLGK).to(v_BLGK.dtype)
+        q_BHLK = rotate(q_BLHK.transpose(1, 2), *rotary)
+        k_BGSK, v_BGSK = rotate(k_BLGK.transpose(1, 2), *rotary), v_BLGK.transpose(1, 2)
+        if cache is not None:
+            k_BGSK, v_BGSK = cache.extend(self.layer, k_BGSK, v_BGSK)
+        out_BHLK = attend(q_BHLK, k_BGSK, v_BGSK, pattern)
+        return self.o_proj(out_BHLK.transpose(1, 2).flatten(2))
+
+
+def embed(table: nn.Embedding, ids_BL: Tensor | None, embeddings_BLD: Tensor | None, *, fp32: bool) -> Tensor:
+    """The residual stream's start: rows of the table, or embeddings made by the objective."""
+    if (ids_BL is None) == (embeddings_BLD is None):
+        raise ValueError("a network reads either ids or embeddings")
+    x_BLD = table(ids_BL) if embeddings_BLD is None else embeddings_BLD
+    return x_BLD.float() if fp32 else x_BLD
+
+
+def new_cache(config: NetworkConfig, head: nn.Linear, batch: int, capacity: int) -> KeyValueCache:
+    """An empty cache in the dtype and on the device of the network that `head` belongs to."""
+    return KeyValueCache(
+        layers=config.layers,
+        batch=batch,
+        kv_heads=config.kv_heads,
+        capacity=capacity,
+        head_dim=config.head_dim,
+        dtype=head.weight.dtype,
+        device=head.weight.device,
+    )

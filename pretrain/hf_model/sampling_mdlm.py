@@ -1,0 +1,77 @@
+"""Sampling from masked diffusion (Sahoo et al. 2024): ancestral steps, and the first-hitting sampler (Zheng et al. 2024).
+
+The network does not see time, so a step that reveals nothing leaves its output as it was. Both samplers decide *where* to reveal before
+they ask *what*, and evaluate only the sequences that reveal something: the cache of unchanged predictions, without its memory. A position,
+once revealed, is carried over.
+
+Shape suffixes: B sequences, L positions, R sequences that reveal in this step, N revealed positions, D features.
+"""
+
+import torch
+from torch import Tensor
+
+from .diffusion_math import reveal_probability
+from .network_input import Attention, NetworkInput
+from .sampling_draw import TokenLaw
+from .sampling_network import Denoiser, Request
+from .sampling_noise import uniforms
+
+
+@torch.no_grad()
+def sample_mdlm(network: Denoiser, ids_BL: Tensor, steps: int, request: Request) -> tuple[Tensor, Tensor]:
+    """Fill every mask of ids_BL on the grid t = 1, 1 - 1/steps, ..., 0; the last step reveals whatever is left.
+
+    Returns ids [B, L] and the network evaluations that each sequence took [B]: at most one per step and one per mask.
+    """
+    ids_BL, evaluations_B = ids_BL.clone(), torch.zeros(len(ids_BL), dtype=torch.long, device=ids_BL.device)
+    positions_L, sequences_B = torch.arange(ids_BL.shape[1], device=ids_BL.device), request.sequences_B.to(ids_BL.device)
+    for step in range(steps):
+        t, s = (torch.tensor(1 - i / steps, dtype=torch.float64, device=ids_BL.device) for i in (step, step + 1))
+        where_BL, what_BL = uniforms(request.seed, sequences_B, step, positions_L)
+        reveal_BL = _masks(ids_BL, request.law) & (where_BL < reveal_probability(t, s))
+        evaluations_B += _reveal(network, ids_BL, reveal_BL, what_BL, request.law)
+        request.progress(int(reveal_BL.sum()))
+    request.check(ids_BL)
+    return ids_BL, evaluations_B
+
+
+@torch.no_grad()
+def sample_first_hitting(network: Denoiser, ids_BL: Tensor, request: Request) -> tuple[Tensor, Tensor]:
+    """The law of `sample_mdlm` with infinitely many steps, in one evaluation per mask.
+
+    Masked positions are exchangeable under the reverse process: each reveal falls on one of them uniformly, and without time conditioning
+    the moment does not matter. Results as in `sample_mdlm`.
+    """
+    ids_BL, evaluations_B = ids_BL.clone(), torch.zeros(len(ids_BL), dtype=torch.long, device=ids_BL.device)
+    positions_L, sequences_B = torch.arange(ids_BL.shape[1], device=ids_BL.device), request.sequences_B.to(ids_BL.device)
+    masked_BL = _masks(ids_BL, request.law)
+    key_BL, what_BL = uniforms(request.seed, sequences_B, 0, positions_L)
+    rank_BL = key_BL.masked_fill(~masked_BL, torch.inf).argsort(dim=-1).argsort(dim=-1)
+    for turn in range(int(masked_BL.sum(-1).max())):
+        reveal_BL = masked_BL & (rank_BL == turn)
+        evaluations_B += _reveal(network, ids_BL, reveal_BL, what_BL, request.law)
+        request.progress(int(reveal_BL.sum()))
+    request.check(ids_BL)
+    return ids_BL, evaluations_B
+
+
+def _masks(ids_BL: Tensor, law: TokenLaw) -> Tensor:
+    if law.mask_id is None:
+        raise ValueError("masked diffusion needs a mask id")
+    return torch.eq(ids_BL, law.mask_id)
+
+
+def _reveal(network: Denoiser, ids_BL: Tensor, reveal_BL: Tensor, uniform_BL: Tensor, law: TokenLaw) -> Tensor:
+    """Draw the positions of reveal_BL, in place and independently given the sequence as it is; which sequences were evaluated [B]."""
+    active_B = reveal_BL.any(-1)
+    if active_B.any():
+        ids_RL = ids_BL[active_B]
+        inputs = NetworkInput(
+            ids_BL=ids_RL,
+            positions_BL=torch.arange(ids_RL.shape[1], device=ids_RL.device).expand_as(ids_RL),
+            conditioning_B=torch.zeros(len(ids_RL), device=ids_RL.device),
+            attention=Attention.FULL,
+        )
+        features_ND = network.features(inputs)[reveal_BL[active_B]]
+        ids_BL[reveal_BL] = law.draw(network.logits(features_ND), uniform_BL[reveal_BL])
+    return active_B

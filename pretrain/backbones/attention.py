@@ -1,0 +1,90 @@
+"""Core attention for megatron-core's SelfAttention: scaled_dot_product_attention, or FlexAttention for document masks on CUDA.
+
+Shape suffixes: L positions, B sequences, H query heads of this rank, G key/value heads of this rank, K head width.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretrain.hf_model.network_input import Attention
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def mask_function(attention: Attention, documents_BL: Tensor) -> MaskFunction:
+    """(batch, head, query, key) -> may the query see the key: same document number, and not later where causal."""
+
+    def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        same = documents_BL[b, q] == documents_BL[b, k]
+        return same & (q >= k) if attention is Attention.CAUSAL else same
+
+    return allowed
+
+
+def dense_mask(attention: Attention, documents_BL: Tensor) -> Tensor:
+    """bool [B, 1, L, L] of `mask_function` over all pairs."""
+    mask = documents_BL[:, :, None] == documents_BL[:, None, :]
+    if attention is Attention.CAUSAL:
+        mask = mask & torch.ones(mask.shape[1:], dtype=torch.bool, device=mask.device).tril()
+    return mask[:, None]
+
+
+class Masks:
+    """Masks of the last micro-batch's documents, made once and shared by the layers of a chunk."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.attention = attention
+        self._documents: Tensor | None = None
+        self._mask: Any = None
+
+    def of(self, documents_BL: Tensor) -> Any:
+        """A dense bool mask on CPU, a FlexAttention block mask on CUDA."""
+        if self._documents is not documents_BL:
+            self._documents, self._mask = documents_BL, self._make(documents_BL)
+        return self._mask
+
+    def _make(self, documents_BL: Tensor) -> Any:
+        if not documents_BL.is_cuda:
+            return dense_mask(self.attention, documents_BL)
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        batch, length = documents_BL.shape
+        return create_block_mask(mask_function(self.attention, documents_BL), batch, None, length, length, device=documents_BL.device)
+
+
+class CoreAttention(nn.Module):
+    """What megatron-core calls between the query-key-value projection (after RoPE) and the output projection.
+
+    `attention_mask` carries documents_BL (an integer tensor survives megatron-core's activation recomputation, a block mask would not).
+    """
+
+    _flex: Callable[..., Tensor] | None = None
+
+    def __init__(self, config: Any, layer_number: int, attn_mask_type: Any, attention_type: str, masks: Masks, **_: Any) -> None:
+        super().__init__()
+        self.masks = masks
+
+    def forward(self, q_LBHK: Tensor, k_LBGK: Tensor, v_LBGK: Tensor, attention_mask: Tensor | None, **_: Any) -> Tensor:
+        q_BHLK, k_BGLK, v_BGLK = (x.permute(1, 2, 0, 3) for x in (q_LBHK, k_LBGK, v_LBGK))
+        grouped = q_BHLK.shape[1] != k_BGLK.shape[1]
+        if attention_mask is None:
+            causal = self.masks.attention is Attention.CAUSAL
+            out_BHLK = F.scaled_dot_product_attention(q_BHLK, k_BGLK, v_BGLK, is_causal=causal, enable_gqa=grouped)
+        elif q_BHLK.is_cuda:
+            out_BHLK = self._flex_attention()(q_BHLK, k_BGLK, v_BGLK, block_mask=self.masks.of(attention_mask), enable_gqa=grouped)
+        else:
+            out_BHLK = F.scaled_dot_product_attention(q_BHLK, k_BGLK, v_BGLK, attn_mask=self.masks.of(attention_mask), enable_gqa=grouped)
+        return out_BHLK.permute(2, 0, 1, 3).flatten(2)
+
+    @classmethod
+    def _flex_attention(cls) -> Callable[..., Tensor]:
+        """Compiled once per process: without compilation FlexAttention materialises the scores."""
+        if CoreAttention._flex is None:
+            from torch.nn.attention.flex_attention import flex_attention
+
+            CoreAttention._flex = torch.compile(flex_attention, dynamic=False)
+        return CoreAttention._flex

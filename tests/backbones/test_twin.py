@@ -1,0 +1,137 @@
+"""The Megatron backbone against the plain PyTorch network: same weights through the parameter map, same logits and gradients.
+
+Also attention patterns against a loop over documents, and parameter counts against the papers' configurations.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pretrain.backbones.attention import dense_mask, mask_function
+from pretrain.backbones.config import BackboneConfig
+from pretrain.backbones.megatron import build_stage
+from pretrain.backbones.parameters import count_parameters
+from pretrain.convert.param_map import ParameterMap, network_config
+from pretrain.hf_model.modeling_network import build_network
+from pretrain.hf_model.network_input import Attention, NetworkInput
+from pretrain.parallel import groups as parallel_groups
+from pretrain.parallel.config import ParallelConfig
+from tests.distributed import run_distributed
+from tests.engine.world import randomise
+
+MODEL_SIZE, LENGTH, BATCH = 51, 24, 3
+DIT = BackboneConfig(kind="dit", hidden=48, layers=3, heads=4, cond_dim=16)
+LLAMA = BackboneConfig(kind="llama", hidden=48, layers=3, heads=4, kv_heads=2, ffn=80, qk_norm=True)
+
+
+def network_input(attention: Attention, documents: bool) -> NetworkInput:
+    generator = torch.Generator().manual_seed(5)
+    documents_BL = torch.zeros(BATCH, LENGTH, dtype=torch.int32)
+    documents_BL[0, 7:], documents_BL[1, 15:], documents_BL[2, 20:] = 1, 1, -1
+    return NetworkInput(
+        positions_BL=torch.stack([torch.randperm(40, generator=generator)[:LENGTH] for _ in range(BATCH)]),
+        conditioning_B=torch.tensor([0.0, 0.7, 5.0]),
+        attention=attention,
+        ids_BL=torch.randint(0, MODEL_SIZE, (BATCH, LENGTH), generator=generator),
+        documents_BL=documents_BL if documents else None,
+    )
+
+
+def twin_errors(backbone: BackboneConfig, attention: Attention, documents: bool, dtype: torch.dtype) -> dict[str, float]:
+    """Relative errors of logits and of every gradient, Megatron against plain."""
+    groups = parallel_groups.initialize(ParallelConfig(), seed=1)
+    stage = build_stage(backbone, ParallelConfig(), groups, rows=128, attention=attention, dtype=dtype, device=torch.device("cpu"))
+    randomise(stage, groups)
+    weights = {name: parameter.detach().float() for name, parameter in stage.named_parameters()}
+    mapping = ParameterMap(backbone, MODEL_SIZE)
+    plain = build_network(network_config(backbone, MODEL_SIZE))
+    plain.load_state_dict(mapping.to_plain(weights))
+    plain = plain.to(dtype)
+    inputs = network_input(attention, documents)
+    got_BLV = stage(inputs).transpose(0, 1)[..., :MODEL_SIZE].float()
+    want_BLV = plain(inputs).float()
+    direction_BLV = torch.randn(want_BLV.shape, generator=torch.Generator().manual_seed(2))
+    (got_BLV * direction_BLV).sum().backward()
+    (want_BLV * direction_BLV).sum().backward()
+    errors = {"logits": float((got_BLV - want_BLV).norm() / want_BLV.norm())}
+    theirs = {name: parameter.grad.float() for name, parameter in plain.named_parameters()}
+    for name, parameter in stage.named_parameters():
+        for piece, gradient in mapping.split(name, parameter.grad.float()).items():
+            errors[piece] = float((gradient - theirs[piece]).norm() / theirs[piece].norm().clamp_min(1e-9))
+    return errors
+
+
+@pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
+@pytest.mark.parametrize("attention", list(Attention))
+@pytest.mark.parametrize("backbone", [DIT, LLAMA, replace(DIT, recompute="full"), replace(LLAMA, kv_heads=None, qk_norm=False, recompute="full")])
+def test_backbones_agree(backbone, attention, documents):
+    errors = run_distributed(twin_errors, 1, backbone, attention, documents, torch.float32)[0]
+    worst = max(errors, key=errors.get)
+    assert errors[worst] < 1e-5, f"{worst}: {errors[worst]:.1e}"
+
+
+def test_backbones_agree_in_bf16():
+    errors = run_distributed(twin_errors, 1, DIT, Attention.FULL, False, torch.bfloat16)[0]
+    assert errors["logits"] < 2e-2
+
+
+@pytest.mark.parametrize("attention", list(Attention))
+def test_masks_against_a_loop(attention):
+    documents_BL = torch.tensor([[0, 0, 1, 1, 1, -1], [0, 1, 1, 2, -1, -1]], dtype=torch.int32)
+    mask, allowed = dense_mask(attention, documents_BL), mask_function(attention, documents_BL)
+    head = torch.tensor(0)
+    for b in range(2):
+        for q in range(6):
+            for k in range(6):
+                want = documents_BL[b, q] == documents_BL[b, k] and (attention is Attention.FULL or k <= q)
+                assert mask[b, 0, q, k] == want
+                assert allowed(torch.tensor(b), head, torch.tensor(q), torch.tensor(k)) == want
+
+
+def documents_alone_and_packed(backbone: BackboneConfig, attention: Attention) -> float:
+    """Largest difference of a document's logits alone, packed with others, and followed by padding."""
+    groups = parallel_groups.initialize(ParallelConfig(), seed=1)
+    stage = build_stage(backbone, ParallelConfig(), groups, rows=128, attention=attention, dtype=torch.float32, device=torch.device("cpu"))
+    randomise(stage, groups)
+    generator = torch.Generator().manual_seed(1)
+    lengths = [3, 9, 1, 5, 12, 2, 7, 9]
+    texts = [torch.randint(0, MODEL_SIZE, (n,), generator=generator) for n in lengths]
+
+    def logits(ids: list[torch.Tensor], documents: list[int]) -> torch.Tensor:
+        row = torch.cat(ids)
+        numbers = torch.cat([torch.full((len(x),), d) for x, d in zip(ids, documents, strict=True)])
+        # Positions restart in each document here, so that alone and packed see the same rotations exactly.
+        positions = torch.cat([torch.arange(len(x)) for x in ids])
+        still = torch.zeros(1)
+        inputs = NetworkInput(positions_BL=positions[None], conditioning_B=still, attention=attention, ids_BL=row[None], documents_BL=numbers[None])
+        return stage(inputs)[:, 0]
+
+    alone = [logits([x], [0]) for x in texts]
+    packed = logits(texts, list(range(len(texts)))).split(lengths)
+    padded = [logits([x, torch.zeros(6, dtype=torch.long)], [0, -1])[: len(x)] for x in texts]
+    return max(float((a - b).abs().max()) for others in (packed, padded) for a, b in zip(alone, others, strict=True))
+
+
+@pytest.mark.parametrize("attention", list(Attention))
+@pytest.mark.parametrize("backbone", [DIT, LLAMA])
+def test_documents_see_only_themselves(backbone, attention):
+    assert run_distributed(documents_alone_and_packed, 1, backbone, attention)[0] < 1e-4
+
+
+def test_parameter_counts():
+    """The 2121M DiT of the scaling study: 1,778.5M at V = 32001 and 2,209.7M at V = 131072."""
+    largest = BackboneConfig(kind="dit", hidden=2176, layers=28, heads=17)
+    assert count_parameters(largest, 32001) / 1e6 == pytest.approx(1778.5, abs=0.05)
+    assert count_parameters(largest, 131072) / 1e6 == pytest.approx(2209.7, abs=0.05)
+
+
+def count_on_meta(rows: int) -> int:
+    groups = parallel_groups.initialize(ParallelConfig(), seed=1)
+    largest = BackboneConfig(kind="dit", hidden=2176, layers=28, heads=17)
+    stage = build_stage(largest, ParallelConfig(), groups, rows=rows, attention=Attention.FULL, dtype=torch.bfloat16, device=torch.device("meta"))
+    return sum(parameter.numel() for parameter in stage.parameters())
+
+
+def test_largest_model_builds_on_meta():
+    assert run_distributed(count_on_meta, 1, 131072)[0] / 1e6 == pytest.approx(2209.7, abs=0.05)

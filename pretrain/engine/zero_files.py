@@ -1,0 +1,67 @@
+"""How DeepSpeed writes and reads its files: durably, without executing what they contain, and without leaving other ranks waiting.
+
+`DeepSpeedEngine.save_checkpoint` ends in a barrier. A rank whose disk is full would raise before it, and the others would wait for the
+process group's time-out. So a failed write is kept until the barrier is passed, then raised (`raise_failure`).
+"""
+
+import os
+from typing import Any
+
+import torch
+
+# DeepSpeed picks its accelerator when it is first imported; without this it probes for every kind that it knows, and says so.
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine  # noqa: E402
+from deepspeed.runtime.fp16.loss_scaler import LossScaler  # noqa: E402
+from deepspeed.runtime.zero.config import ZeroStageEnum  # noqa: E402
+from deepspeed.utils.tensor_fragment import fragment_address  # noqa: E402
+
+_ALLOWED = [fragment_address, LossScaler, ZeroStageEnum]
+"""Every class, besides tensors and containers, in a ZeRO checkpoint; anything else is refused."""
+
+
+class GuardedFiles(TorchCheckpointEngine):
+    """A DeepSpeed checkpoint engine. Install it with `guard`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failure: Exception | None = None
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Make a folder; a failure is kept."""
+        try:
+            os.makedirs(path, exist_ok=exist_ok)
+        except OSError as error:
+            self._failure = self._failure or error
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Write one file and wait until it is on the disk; a failure is kept, and nothing more is written after it."""
+        if self._failure:
+            return
+        try:
+            with open(path, "wb") as file:
+                torch.save(state_dict, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except (OSError, RuntimeError) as error:
+            self._failure = error
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Read one file. Raises pickle.UnpicklingError for a file with any other class in it."""
+        with torch.serialization.safe_globals(_ALLOWED):
+            return torch.load(path, map_location=map_location, weights_only=True)
+
+    def raise_failure(self) -> None:
+        """Raise what failed since the last call, if anything did."""
+        failure, self._failure = self._failure, None
+        if failure:
+            raise failure
+
+
+def guard(engine: Any) -> GuardedFiles:
+    """Make a DeepSpeedEngine write and read through GuardedFiles. After each save_checkpoint, call `raise_failure` of what is returned."""
+    guarded = GuardedFiles()
+    engine.checkpoint_engine = guarded
+    engine._copy_recovery_script = lambda _: None  # rank 0 alone copies a script there, past the checkpoint engine
+    return guarded

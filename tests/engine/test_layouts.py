@@ -1,0 +1,78 @@
+"""Every layout computes what one process computes: losses, gradient norms, evaluation, and each parameter's gradient."""
+
+import pytest
+
+from pretrain.backbones.config import BackboneConfig
+from tests.distributed import run_distributed
+from tests.engine.world import Answers, World, answers
+
+LLAMA = BackboneConfig(kind="llama", hidden=32, layers=4, heads=4, kv_heads=2, qk_norm=True)
+MODELS = {
+    "mdlm-dit": World(),
+    "ar-dit": World(objective="ar"),
+    "ar-llama": World(objective="ar", backbone=LLAMA),
+    "mdlm-dit-documents": World(documents=True, cut=True),
+}
+LAYOUTS = {
+    "tp2": (2, {"tensor": 2}),
+    "tp2-sp": (2, {"tensor": 2, "sequence": True}),
+    "pp2": (2, {"pipeline": 2}),
+    "pp2-interleaved": (2, {"pipeline": 2, "virtual_pipeline": 2}),
+    "dp2": (2, {}),
+    "tp2-pp2": (4, {"tensor": 2, "pipeline": 2}),
+    "tp2-sp-pp2-interleaved": (4, {"tensor": 2, "pipeline": 2, "sequence": True, "virtual_pipeline": 2}),
+    "tp2-pp2-dp2": (8, {"tensor": 2, "pipeline": 2}),
+}
+CASES = [(model, layout) for model in ("mdlm-dit", "ar-dit") for layout in LAYOUTS]
+CASES += [("ar-llama", "tp2-sp"), ("ar-llama", "tp2-pp2"), ("mdlm-dit-documents", "tp2-sp-pp2-interleaved")]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Single-process answers, one run per model."""
+    known: dict[str, Answers] = {}
+
+    def of(name: str) -> Answers:
+        if name not in known:
+            known[name] = run_distributed(answers, 1, MODELS[name])[0]
+        return known[name]
+
+    return of
+
+
+def assert_same_gradients(got: Answers, want: Answers) -> None:
+    assert got.gradients.keys() == want.gradients.keys()
+    assert all(g.norm() > 0 for g in want.gradients.values()), "a parameter without a gradient tests nothing"
+    errors = {name: float((got.gradients[name] - g).norm() / g.norm()) for name, g in want.gradients.items()}
+    worst = max(errors, key=errors.__getitem__)
+    assert errors[worst] < 1e-5, f"{worst}: {errors[worst]:.1e}"
+
+
+def assert_same_steps(got: Answers, want: Answers) -> None:
+    for mine, theirs in zip(got.steps, want.steps, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.parametrize(("model", "layout"), CASES)
+def test_layout(alone, model, layout):
+    ranks, sizes = LAYOUTS[layout]
+    everyone, want = run_distributed(answers, ranks, MODELS[model].laid(**sizes)), alone(model)
+    assert all(rank.steps == everyone[0].steps and rank.nats == everyone[0].nats for rank in everyone), "ranks disagree on what they report"
+    assert_same_gradients(everyone[0], want)
+    assert_same_steps(everyone[0], want)
+    assert everyone[0].nats == pytest.approx(want.nats, rel=1e-5)
+    assert everyone[0].counts == want.counts
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize(("ranks", "sizes"), [(2, {}), (4, {"tensor": 2, "sequence": True})])
+def test_zero_stages(alone, zero, ranks, sizes):
+    got = run_distributed(answers, ranks, MODELS["mdlm-dit"].laid(zero_stage=zero, **sizes))[0]
+    assert_same_steps(got, alone("mdlm-dit"))
+    assert got.nats == pytest.approx(alone("mdlm-dit").nats, rel=1e-5)
+
+
+@pytest.mark.parametrize("micro", [1, 4, 8])
+def test_accumulation_changes_nothing(alone, micro):
+    """The global batch as 8x1, 2x4 and 1x8 sequences (4x2 is the reference)."""
+    assert_same_gradients(run_distributed(answers, 1, World(micro_sequences=micro))[0], alone("mdlm-dit"))

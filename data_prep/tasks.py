@@ -1,0 +1,15 @@
+"""The tasks of launchers/prepare_data.py: name -> (its configuration, what it does)."""
+
+from collections.abc import Callable
+from typing import Any
+
+from data_prep.config import PlaysConfig, TokenizeConfig, TrainTokenizerConfig
+from data_prep.plays import write_plays
+from data_prep.prepare import prepare
+from data_prep.train_tokenizer import train_tokenizer
+
+TASKS: dict[str, tuple[type, Callable[[Any], object]]] = {
+    "tokenize": (TokenizeConfig, prepare),
+    "train_tokenizer": (TrainTokenizerConfig, train_tokenizer),
+    "plays": (PlaysConfig, write_plays),
+}

@@ -1,0 +1,139 @@
+"""A prepared corpus as one long stream of tokens, and the windows that samples are cut from.
+
+Documents, each ended by the end-of-document id, follow one another through all shards. Window k of length L starts at token k L.
+No index of samples exists: a window is found by bisecting the shards' first tokens, and its documents by bisecting the .idx.
+"""
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from pretrain.data.indexed import IndexedShard, require_ids_below
+from pretrain.data.manifest import Manifest, verify
+from pretrain.data.tokenizer import Tokenizer
+from pretrain.errors import UserError
+
+OPEN_SHARDS = 128
+"""Memory maps kept open per corpus; each takes two file descriptors, and 1024 is a usual limit of a process."""
+
+
+class SourcePath(Protocol):
+    """Anything that says where a corpus is (a SourceConfig)."""
+
+    @property
+    def path(self) -> str:
+        """Folder of the corpus."""
+        ...
+
+
+class Corpus:
+    """Reads token ranges of a prepared folder. Safe to use from several threads."""
+
+    def __init__(self, folder: str | Path, *, name: str | None = None) -> None:
+        self.folder = Path(folder)
+        self.name = name or self.folder.name
+        self.manifest = Manifest.load(self.folder)
+        self.tokens = self.manifest.tokens
+        self._starts = [0, *accumulate(shard.tokens for shard in self.manifest.shards)]
+        self._open: OrderedDict[int, IndexedShard] = OrderedDict()
+        self._lock = threading.Lock()
+        if self.tokens == 0:
+            raise UserError(f"the corpus {self.folder} is empty (0 tokens); prepare it from files that hold text")
+
+    def read(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens [start, start + count): int64 ids, and int32 document numbers counted from 0 at the first token.
+
+        UserError names the shard if an id does not belong to the vocabulary. ValueError outside the stream.
+        """
+        if start < 0 or count <= 0 or start + count > self.tokens:
+            raise ValueError(f"tokens [{start}, {start + count}) lie outside [0, {self.tokens})")
+        pieces: list[np.ndarray] = []
+        documents: list[np.ndarray] = []
+        first_document = 0
+        shard_number = bisect_right(self._starts, start) - 1
+        while count > 0:
+            shard = self._shard(shard_number)
+            offset = start - self._starts[shard_number]
+            taken = min(count, shard.tokens - offset)
+            if taken > 0:
+                pieces.append(shard.read(offset, taken))
+                require_ids_below(self.manifest.tokenizer.size, pieces[-1], shard.bin_path)
+                numbers = shard.document_numbers(offset, taken)
+                # a document never spans shards, so each piece starts a new one
+                documents.append(numbers - numbers[0] + first_document)
+                first_document = int(documents[-1][-1]) + 1
+            start, count, shard_number = start + taken, count - taken, shard_number + 1
+        return np.concatenate(pieces), np.concatenate(documents).astype(np.int32)
+
+    def documents_of(self, start: int, count: int) -> list[tuple[str, int, int]]:
+        """(shard file, first document, last document) of every shard that tokens [start, start + count) touch, for audits."""
+        found: list[tuple[str, int, int]] = []
+        shard_number = bisect_right(self._starts, start) - 1
+        while count > 0:
+            shard, offset = self._shard(shard_number), start - self._starts[shard_number]
+            taken = min(count, shard.tokens - offset)
+            if taken > 0:
+                numbers = shard.document_numbers(offset, taken)
+                found.append((self.manifest.shards[shard_number].file, int(numbers[0]), int(numbers[-1])))
+            start, count, shard_number = start + taken, count - taken, shard_number + 1
+        return found
+
+    def unigram_entropy(self, block: int = 1 << 20) -> float:
+        """Entropy of the token frequencies, in nats per token: what a model that knows only frequencies loses."""
+        counts = np.zeros(self.manifest.tokenizer.size, np.int64)
+        for number in range(len(self.manifest.shards)):
+            shard = self._shard(number)
+            for start in range(0, shard.tokens, block):
+                ids = shard.read(start, block)
+                require_ids_below(counts.size, ids, shard.bin_path)
+                counts += np.bincount(ids, minlength=counts.size)
+        share = counts[counts > 0] / counts.sum()
+        return float(-(share * np.log(share)).sum())
+
+    def _shard(self, number: int) -> IndexedShard:
+        with self._lock:
+            shard = self._open.pop(number, None) or self._open_shard(number)
+            self._open[number] = shard
+            if len(self._open) > OPEN_SHARDS:
+                self._open.popitem(last=False)
+            return shard
+
+    def _open_shard(self, number: int) -> IndexedShard:
+        record = self.manifest.shards[number]
+        shard = IndexedShard(self.folder / record.file)
+        if shard.tokens != record.tokens:
+            raise UserError(
+                f"{shard.bin_path} holds {shard.tokens} tokens, but the manifest says {record.tokens}; "
+                "the shard changed after preparation: prepare the corpus again"
+            )
+        return shard
+
+
+def open_corpora(sources: Mapping[str, SourcePath], tokenizer: Tokenizer) -> dict[str, Corpus]:
+    """Open and verify (sizes, headers, sampled blocks) every source of a run.
+
+    UserError if there is none, one is missing, empty, changed, or was made with another tokenizer than the run's.
+    """
+    if not sources:
+        raise UserError("no data source is configured; choose one with data=plays, or give data=custom data.train.main.path=FOLDER")
+    corpora = {}
+    for name, source in sources.items():
+        try:
+            corpus = Corpus(source.path, name=name)
+        except UserError as error:
+            raise UserError(f"data source '{name}': {error}") from error
+        made_with = corpus.manifest.tokenizer
+        if made_with.hash != tokenizer.hash:
+            raise UserError(
+                f"data source '{name}' ({source.path}) was prepared with tokenizer {made_with.name} ({made_with.hash[:12]}), "
+                f"but the run uses {tokenizer.name} ({tokenizer.hash[:12]}); set tokenizer= to that one, or prepare the corpus again"
+            )
+        verify(corpus.folder, corpus.manifest)
+        corpora[name] = corpus
+    return corpora

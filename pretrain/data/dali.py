@@ -1,0 +1,95 @@
+"""Batches through NVIDIA DALI: pinned staging and asynchronous copies to the device. Order and noise are decided before it.
+
+DALI calls a non-parallel external source inside `run`, so the arrays come from a Prefetcher's thread and `run` only copies them.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.dlpack
+from torch import Tensor
+
+from pretrain.data.arrays import Arrays, micro_batch, needs_documents
+from pretrain.data.batch import BatchShard
+from pretrain.errors import UserError
+
+
+class DaliBatches:
+    """Turns (step, arrays of every micro-batch) into BatchShards on `device`; every step must have the arrays' names and ranks of the first."""
+
+    def __init__(self, source: Iterator[tuple[int, list[Arrays]]], device: torch.device, depth: int) -> None:
+        self._source, self._device = source, device
+        self._labels: list[tuple[int, list[tuple[bool, np.ndarray]]]] = []
+        self._pipeline: Any = None
+        self._depth = depth
+        self._names: list[str] = []
+        self._pending: tuple[int, list[Arrays]] | None = None
+
+    def __iter__(self) -> "DaliBatches":
+        return self
+
+    def __next__(self) -> BatchShard:
+        if self._pipeline is None:
+            self._pending = next(self._source)
+            self._names = list(self._pending[1][0])
+            self._pipeline = self._build(self._pending[1])
+        outputs = self._pipeline.run()
+        step, labels = self._labels.pop(0)
+        columns = {name: _tensors(output, len(labels), self._device) for name, output in zip(self._names, outputs, strict=True)}
+        batches = [
+            micro_batch({name: column[m] for name, column in columns.items()}, documents=documents, numbers=numbers)
+            for m, (documents, numbers) in enumerate(labels)
+        ]
+        return BatchShard(step, tuple(batches))
+
+    def _build(self, first: list[Arrays]) -> Any:
+        fn, types, pipeline_class = _import_dali()
+        on_gpu = self._device.type == "cuda"
+        device_id = (self._device.index if self._device.index is not None else torch.cuda.current_device()) if on_gpu else None
+        pipeline = pipeline_class(batch_size=len(first), num_threads=1, device_id=device_id, prefetch_queue_depth=max(self._depth, 1))
+        with pipeline:
+            outputs = fn.external_source(
+                source=self._callback(),
+                num_outputs=len(self._names),
+                batch=True,
+                dtype=[_dali_type(types, first[0][name].dtype) for name in self._names],
+                ndim=[first[0][name].ndim for name in self._names],
+            )
+            pipeline.set_outputs(*(output.gpu() if on_gpu else output for output in outputs))
+        pipeline.build()
+        return pipeline
+
+    def _callback(self) -> Callable[[], list[list[np.ndarray]]]:
+        def next_arrays() -> list[list[np.ndarray]]:
+            step, arrays = self._pending or next(self._source)
+            self._pending = None
+            self._labels.append((step, [(needs_documents(micro["inputs/documents"]), micro["number"]) for micro in arrays]))
+            return [[micro[name] for micro in arrays] for name in self._names]
+
+        return next_arrays
+
+
+def _tensors(output: Any, count: int, device: torch.device) -> list[Tensor]:
+    """Copies of DALI's buffers, which it takes back at the next run."""
+    if device.type == "cpu":
+        return [torch.from_numpy(np.array(output.at(m))) for m in range(count)]
+    # DLPack hands over on torch's current stream, so the clone waits for DALI's copy
+    return [torch.utils.dlpack.from_dlpack(output[m]).clone() for m in range(count)]
+
+
+def _dali_type(types: Any, dtype: np.dtype) -> Any:
+    return types.to_dali_type(dtype.name)
+
+
+def _import_dali() -> tuple[Any, Any, Any]:
+    try:
+        from nvidia.dali import fn, types
+        from nvidia.dali.pipeline import Pipeline
+    except ImportError as error:
+        raise UserError(
+            f"data.loader=dali needs NVIDIA DALI, which cannot be imported ({error}); "
+            "install nvidia-dali-cuda120 (or -cuda130), or set data.loader=plain"
+        ) from error
+    return fn, types, Pipeline

@@ -1,0 +1,214 @@
+"""From a sample's number to its noised arrays: a pure function of (seed, number), the same for every layout, restart and loader.
+
+`TrainingSamples` walks the mixture without end; `ValidationSamples` reads every window of every source once, in order.
+Both answer `sample(n)`; who asks for which numbers is decided by `positions`.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+
+from pretrain.data.config import DataConfig
+from pretrain.data.corpus import Corpus
+from pretrain.data.mixture import Address, Mixture
+from pretrain.data.permutation import Permutation
+from pretrain.errors import UserError
+from pretrain.parallel.noise import Noise
+
+
+class CorruptedSample(Protocol):
+    """What an objective makes of one sample; `count` is 0 for a sample that only fills the batch."""
+
+    @property
+    def inputs(self) -> dict[str, np.ndarray]:
+        """Arrays for the network; among them `documents`."""
+        ...
+
+    @property
+    def targets(self) -> dict[str, np.ndarray]:
+        """Arrays for the loss."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Divisor of the sample's loss."""
+        ...
+
+    @property
+    def t(self) -> float | None:
+        """Diffusion time."""
+        ...
+
+
+Corrupt = Callable[[np.ndarray, np.ndarray, Noise], CorruptedSample]
+"""(tokens int64 [L + lookahead], documents int32 [L + lookahead], noise) -> the noised sample."""
+
+
+@dataclass(frozen=True)
+class NumberedSample:
+    """A noised sample with its number; -1 for one that only fills the batch."""
+
+    number: int
+    corrupted: CorruptedSample
+
+
+class Samples(Protocol):
+    """Something that can make any sample by its number."""
+
+    def sample(self, number: int) -> NumberedSample:
+        """The sample with this number."""
+        ...
+
+
+class BatchSizes(Protocol):
+    """Sizes of a global batch (a BatchConfig)."""
+
+    @property
+    def global_sequences(self) -> int:
+        """Sequences of one optimizer step."""
+        ...
+
+    @property
+    def micro_sequences(self) -> int:
+        """Sequences of one forward pass on one rank."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        ...
+
+
+class TrainingSamples:
+    """The endless training stream.
+
+    Window k of a source is tokens [k L, k L + L + lookahead) of its stream; the mixture says which window sample n is.
+
+    lookahead      tokens that the objective needs beyond the L inputs (AR: 1).
+    random_length  whether the random-length rule of the configuration applies to this objective.
+
+    UserError if a source does not fill one window.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        corpora: Mapping[str, Corpus],
+        batch: BatchSizes,
+        *,
+        corrupt: Corrupt,
+        lookahead: int,
+        random_length: bool,
+        seed: int,
+    ) -> None:
+        self._corpora = corpora
+        self._corrupt = corrupt
+        self._length, self._span = batch.length, batch.length + lookahead
+        self._document_masks = config.document_masks
+        self._cut_probability = config.random_length_probability if random_length else 0.0
+        self._global_sequences = batch.global_sequences
+        self._seed = seed
+        windows = {name: (corpus.tokens - lookahead) // batch.length for name, corpus in corpora.items()}
+        for name, count in windows.items():
+            if count < 1:
+                raise UserError(
+                    f"data source '{name}' ({corpora[name].folder}) has {corpora[name].tokens} tokens, fewer than one sample of {self._span}; "
+                    "add text to it, or set a smaller batch.length"
+                )
+        self.mixture = Mixture({name: config.train[name].weight for name in corpora}, windows, seed=seed)
+
+    def sample(self, number: int) -> NumberedSample:
+        """Sample `number`, counted from the start of the run: step s, position i is number s * global_sequences + i."""
+        noise = Noise(self._seed, number, number % self._global_sequences, self._global_sequences)
+        tokens, documents = self.text(self.mixture.address(number))
+        if not self._document_masks:
+            documents = np.zeros_like(documents)
+        if self._cut_probability > 0:
+            random = noise.stream("random_length")
+            if random.random() < self._cut_probability:
+                documents[int(random.integers(1, self._length + 1)) :] = -1
+        return NumberedSample(number, self._corrupt(tokens, documents, noise))
+
+    def text(self, address: Address) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and document numbers of a window, before noise."""
+        return self._corpora[address.source].read(address.window * self._length, self._span)
+
+    def addresses(self, step: int) -> list[Address]:
+        """Which windows optimizer step `step` sees, in the order of the global batch."""
+        first = step * self._global_sequences
+        return [self.mixture.address(number) for number in range(first, first + self._global_sequences)]
+
+    def documents(self, step: int) -> list[tuple[Address, list[tuple[str, int, int]]]]:
+        """For audits: each window of a step with (shard, first document, last document) for the shards that it touches."""
+        found = self.addresses(step)
+        return [(address, self._corpora[address.source].documents_of(address.window * self._length, self._span)) for address in found]
+
+    def fingerprint(self, step: int) -> str:
+        """Hash of the addresses and tokens of a step, for the resume card: equal where a resumed run sees the same data."""
+        digest = hashlib.blake2b(digest_size=8)
+        for address in self.addresses(step):
+            digest.update(repr(address).encode() + self.text(address)[0].tobytes())
+        return digest.hexdigest()
+
+
+class ValidationSamples:
+    """Every window of every source, `draws` times, in order; len() of them. The last window of a source is filled up with padding.
+
+    t is stratified over the whole set by a keyed permutation, so that a sample's draw depends on neither batch size nor layout,
+    and no part of the text is tied to a part of the time axis.
+
+    UserError if there is nothing to score.
+    """
+
+    def __init__(
+        self, config: DataConfig, corpora: Mapping[str, Corpus], batch: BatchSizes, *, corrupt: Corrupt, lookahead: int, draws: int, seed: int
+    ) -> None:
+        self._corpora = list(corpora.values())
+        self._corrupt = corrupt
+        self._length, self._span = batch.length, batch.length + lookahead
+        self._document_masks = config.document_masks
+        self._draws, self._seed = draws, seed
+        windows = [-(-max(corpus.tokens - lookahead, 0) // batch.length) for corpus in self._corpora]
+        for corpus, count in zip(self._corpora, windows, strict=True):
+            if count == 0:
+                raise UserError(f"validation source '{corpus.name}' ({corpus.folder}) has {corpus.tokens} token(s), nothing to score; add text to it")
+        self._ends = list(accumulate(windows))
+        self._size = self._ends[-1] * draws
+        self._cells = Permutation(self._size, f"{seed}/validation")
+
+    def __len__(self) -> int:
+        return self._size
+
+    def sample(self, number: int) -> NumberedSample:
+        """Sample `number`: window number // draws, draw number % draws; at and beyond len() an empty one with count 0 and number -1."""
+        if number >= self._size:
+            tokens = np.full(self._span, self._corpora[0].manifest.tokenizer.eos_id, np.int64)
+            filler = self._corrupt(tokens, np.full(self._span, -1, np.int32), Noise(self._seed, number, 0, 1))
+            return NumberedSample(-1, filler)
+        noise = Noise(self._seed, number, self._cells(number), self._size)
+        return NumberedSample(number, self._corrupt(*self._window(number // self._draws), noise))
+
+    def _window(self, window: int) -> tuple[np.ndarray, np.ndarray]:
+        source = next(i for i, end in enumerate(self._ends) if window < end)
+        corpus = self._corpora[source]
+        start = (window - (self._ends[source - 1] if source else 0)) * self._length
+        tokens, documents = corpus.read(start, min(self._span, corpus.tokens - start))
+        if not self._document_masks:
+            documents = np.zeros_like(documents)
+        missing = self._span - tokens.size
+        padding = np.full(missing, corpus.manifest.tokenizer.eos_id, np.int64)
+        return np.concatenate([tokens, padding]), np.concatenate([documents, np.full(missing, -1, np.int32)])
+
+
+def positions(step: int, *, global_sequences: int, micro_sequences: int, dp_rank: int, dp_size: int) -> Iterator[range]:
+    """Sample numbers of each micro-batch of this data-parallel rank: rank r takes positions [(m dp_size + r) micro, ... + micro)."""
+    stride = dp_size * micro_sequences
+    if global_sequences % stride:
+        raise ValueError(f"{global_sequences} sequences cannot be cut into micro-batches of {micro_sequences} for {dp_size} data-parallel ranks")
+    first = step * global_sequences + dp_rank * micro_sequences
+    for start in range(first, first + global_sequences, stride):
+        yield range(start, start + micro_sequences)

@@ -1,0 +1,83 @@
+"""A training checkpoint, of any layout, as the plain network that samples and evaluates."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+from torch import Tensor
+
+from pretrain.checkpoint.consolidate import stream
+from pretrain.checkpoint.layout import CHECKPOINTS, CONFIG, step_name
+from pretrain.checkpoint.manager import find_checkpoint
+from pretrain.checkpoint.zero_reader import MASTER, ZeroCheckpoint
+from pretrain.compose import typed
+from pretrain.convert.param_map import ParameterMap, network_config
+from pretrain.data.tokenizer import Tokenizer, vocabulary_for
+from pretrain.errors import UserError
+from pretrain.hf_model.modeling_dit import DiT
+from pretrain.hf_model.modeling_llama import Llama
+from pretrain.hf_model.modeling_network import build_network
+from pretrain.parallel.vocabulary import Vocabulary
+from pretrain.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A verified checkpoint with what is needed to use it."""
+
+    folder: Path
+    step: int
+    run: RunConfig
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+
+    @property
+    def run_directory(self) -> Path:
+        """Where the run that wrote the checkpoint lives."""
+        return self.folder.parent.parent
+
+    def network(self, *, device: torch.device, dtype: torch.dtype) -> DiT | Llama:
+        """The plain network with the checkpoint's master weights, in evaluation mode; read one tensor at a time."""
+        mapping = ParameterMap(self.run.backbone, self.vocabulary.model_size)
+        with torch.device("meta"):
+            network = build_network(network_config(self.run.backbone, self.vocabulary.model_size, fp32_residual=self.run.precision.fp32_residual))
+        plain: dict[str, Tensor] = {}
+        for name, full in stream(ZeroCheckpoint(self.folder), MASTER):
+            for part, tensor in mapping.split(name, full).items():
+                plain[part] = tensor.to(device=device, dtype=dtype).contiguous()
+        network.load_state_dict(plain, assign=True)
+        return network.eval().requires_grad_(False)
+
+
+def open_trained(path: Path, step: int | None = None) -> TrainedModel:
+    """The newest complete checkpoint of the run directory `path`, or that of `step`, or the one whose folder `path` is; checksums verified.
+
+    Raises UserError when there is none, when it or its configuration is damaged, and when the tokenizer is not the one it was trained with.
+    """
+    if step is not None and (path / CHECKPOINTS).is_dir():
+        folder = path / CHECKPOINTS / step_name(step)
+        if not folder.is_dir():
+            kept = ", ".join(sorted(entry.name for entry in (path / CHECKPOINTS).iterdir())) or "none"
+            raise UserError(f"{path} has no checkpoint of step {step}; it has {kept}")
+        path = folder
+    checkpoint = find_checkpoint(path)
+    run = _read_run(checkpoint.folder / CONFIG)
+    tokenizer = Tokenizer(run.tokenizer)
+    vocabulary = vocabulary_for(tokenizer, run.objective.name != "ar", run.backbone.vocab_multiple)
+    if checkpoint.state.rows != vocabulary.padded_size:
+        raise UserError(
+            f"{checkpoint.folder} was trained with {checkpoint.state.rows} rows of vocabulary, but {run.tokenizer} makes {vocabulary.padded_size}; "
+            "put back the tokenizer of that run"
+        )
+    return TrainedModel(checkpoint.folder, checkpoint.step, run, tokenizer, vocabulary)
+
+
+def _read_run(path: Path) -> RunConfig:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path}, the configuration of the run, cannot be read ({error}); use another checkpoint") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} does not hold the configuration of a run; use another checkpoint")
+    return typed(RunConfig, tree)

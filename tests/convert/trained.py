@@ -1,0 +1,65 @@
+"""A finished run on disk, without the minutes of training it: random weights in a real checkpoint, a tokenizer of a few words."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Words
+from torch import Tensor
+
+from pretrain.backbones.config import BackboneConfig
+from pretrain.backbones.parameters import parameter_table
+from pretrain.checkpoint.layout import Layout, TrainState
+from pretrain.checkpoint.manager import CheckpointManager
+from pretrain.data.config import DataConfig
+from pretrain.objectives.config import ObjectiveConfig
+from pretrain.run_config import BatchConfig, DurationConfig, RunConfig
+
+WORDS = ["the", "queen", "and", "king", "of", "a", "play", "sing", "loud"]
+ROWS = 16
+
+
+def write_run(folder: Path, objective: str, steps: tuple[int, ...] = (7,), **backbone: Any) -> tuple[Path, dict[str, Tensor]]:
+    """A run directory with one checkpoint per step, and the logical weights of the last."""
+    config = RunConfig(
+        name="tiny",
+        root=str(folder),
+        tokenizer=str(folder / "tokenizer.json"),
+        objective=ObjectiveConfig(name=objective),
+        backbone=BackboneConfig(**{"kind": "dit", "hidden": 16, "layers": 2, "heads": 2, "cond_dim": 8, "vocab_multiple": ROWS, **backbone}),
+        data=DataConfig(),
+        batch=BatchConfig(global_sequences=2, micro_sequences=2, length=12),
+        duration=DurationConfig(steps=7),
+    )
+    write_tokenizer(folder / "tokenizer.json")
+    config.directory.mkdir(parents=True)
+    (config.directory / "config.yaml").write_text(yaml.safe_dump(dataclasses.asdict(config)))
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        table = parameter_table(config.backbone, ROWS)
+        weights = {name: torch.randn(spec.shape, generator=generator) * 0.4 for name, spec in table.items()}
+        state = TrainState(
+            step=step, tokens=0, samples=0, lr=0.0, next_batch="", seed=1, backbone=dataclasses.asdict(config.backbone), rows=ROWS,
+            layout=Layout(tensor=1, pipeline=1, virtual_pipeline=1, data=1, zero_stage=3),
+        )  # fmt: skip
+        CheckpointManager(config.directory, keep=0, say=lambda _: None).save(step, lambda target, w=weights: _write_zero(target / "zero", w), state)
+    return config.directory, weights
+
+
+def write_tokenizer(path: Path) -> None:
+    words = Words(models.WordLevel({word: i for i, word in enumerate([*WORDS, "<unk>", "</s>"])}, unk_token="<unk>"))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece(prefix="##")
+    words.add_special_tokens([AddedToken("</s>", special=True)])
+    words.save(str(path))
+
+
+def _write_zero(folder: Path, weights: dict[str, Tensor]) -> None:
+    """DeepSpeed's ZeRO-3 files of a single rank: the one form that holds no class of DeepSpeed's."""
+    folder.mkdir()
+    flat = torch.cat([value.flatten() for value in weights.values()])
+    optimizer = {"fp32_flat_groups": [flat], "optimizer_state_dict": {"state": {0: {"step": torch.tensor(7.0)}}}}
+    torch.save({"optimizer_state_dict": optimizer}, folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    torch.save({"param_shapes": [{name: value.shape for name, value in weights.items()}]}, folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")

@@ -1,0 +1,31 @@
+"""torchrun launchers/pretrain.py +model=PRESET [key=value …]: trains, or continues, the run that the configuration describes."""
+
+import sys
+from pathlib import Path
+
+# Python puts launchers/ first, where `import pretrain` would find this very file; replace it, so that nothing here shadows a library either.
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from pretrain.command_line import is_main_rank, run_command  # noqa: E402
+from pretrain.compose import command_from_arguments  # noqa: E402
+from pretrain.plan.plan import check_ready, make_plan  # noqa: E402
+from pretrain.plan.table import show  # noqa: E402
+
+
+def main() -> int:
+    """Compose, check, train."""
+    command = command_from_arguments()
+    if command is None:
+        return 0
+    if command.check and is_main_rank():
+        show(make_plan(command.run, command.plan))
+    check_ready(command.run, command.plan)
+    if command.check:
+        return 0
+    from pretrain.trainer import run  # torch, megatron-core and deepspeed take seconds: not before the configuration holds
+
+    return run(command.run)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

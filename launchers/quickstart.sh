@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# From a machine with Python to a trained masked-diffusion language model and its samples, in minutes on two cores:
+#   bash launchers/quickstart.sh
+# Every step that is done is recognised and skipped, so running this again is quick, also after an interruption.
+set -euo pipefail
+started=$SECONDS
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+cd "$REPOSITORY"
+installed=$SECONDS
+
+cores=$("$PYTHON" -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
+export OMP_NUM_THREADS=$((cores < 8 ? cores : 8)) TOKENIZERS_PARALLELISM=false
+
+plays=cache/plays
+run=runs/quickstart
+
+step() {
+    echo
+    echo "== $1"
+    shift
+    "$@" || { local code=$?; echo "The quickstart stopped at: $*" >&2; exit "$code"; }
+}
+
+prepare() { "$PYTHON" launchers/prepare_data.py "$@"; }
+pretrain() { "$VENV/bin/torchrun" --standalone --nproc-per-node=1 launchers/pretrain.py +model=mdlm_tiny name=quickstart "$@"; }
+
+step "Text: Shakespeare's plays, two of them held out" prepare plays output=$plays/text
+step "Tokenizer of 256 pieces" prepare train_tokenizer input=$plays/text/train.jsonl output=$plays/tokenizer.model vocab_size=256 byte_fallback=false
+for split in train validation; do
+    step "Token files: $split" prepare tokenize input=$plays/text/$split.jsonl tokenizer=$plays/tokenizer.model output=$plays/$split
+done
+
+if "$PYTHON" launchers/summary.py --finished $run; then
+    echo
+    echo "== Pretraining: finished before (remove $run to train again)"
+else
+    if ! compgen -G "$run/checkpoints/step_*/COMPLETE" >/dev/null; then
+        step "Pretraining, first half" pretrain duration.stop_after=400
+    fi
+    step "Pretraining, resumed from its checkpoint" pretrain
+    rm -f $run/samples.jsonl
+fi
+if [[ ! -s $run/samples.jsonl ]]; then
+    step "Three samples" "$PYTHON" launchers/sample.py checkpoint=$run count=3 output=$run/samples.jsonl
+fi
+
+step "Summary" "$PYTHON" launchers/summary.py $run $plays/validation
+cat <<END
+
+Took $((SECONDS - installed)) s after $((installed - started)) s of installation. What to type next (with $VENV/bin first on PATH):
+  python launchers/sample.py checkpoint=$run count=3 prompt='O Romeo'   samples that begin with your words
+  torchrun launchers/pretrain.py +model=ar_tiny                         the autoregressive baseline on the same text
+  torchrun --nproc-per-node=2 launchers/pretrain.py +model=mdlm_tiny parallel.tensor=2 name=tensor2
+  torchrun launchers/pretrain.py +model=mdlm_1p7b check=true            what a 1.7B run would need, without starting it
+  torchrun launchers/pretrain.py --help                                 every preset and setting
+END

@@ -1,0 +1,149 @@
+"""Memory of one rank, part by part, from the configuration alone. Bytes. No torch here.
+
+What is counted follows the engine: DeepSpeed ZeRO with fp32 master weights and moments, gradients accumulated in fp32, megatron-core's
+schedules, activations as the layers save them for the backward pass, and the logits of one micro-batch with one slice of them in fp32.
+"""
+
+from dataclasses import dataclass, fields
+
+from pretrain.backbones.config import BackboneConfig
+from pretrain.backbones.parameters import parameter_table
+from pretrain.parallel.sharding import ParameterSpec
+from pretrain.rules import Derived
+from pretrain.run_config import RunConfig
+
+FP32 = 4
+MOMENTS = 2
+"""AdamW's running averages."""
+ZERO3_LIVE_PARAMETERS = 10**9
+"""DeepSpeed's default stage3_max_live_parameters: how many gathered elements it may keep."""
+BUCKET = 50_000_000
+"""Elements of the engine's communication buckets."""
+WORKSPACE_CUDA = 2.5 * 1024**3
+"""CUDA context, cuBLAS and NCCL buffers, fragmentation."""
+WORKSPACE_CPU = 0.75 * 1024**3
+"""Interpreter and libraries of one process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of one rank.
+
+    parameters    weights in the compute type (fp32 weights are the master weights at fp32), gathered ones included under ZeRO 3.
+    gradients     what accumulates over micro-batches, in fp32.
+    optimizer     master weights, AdamW's two moments and the moving average.
+    buffers       communication buckets and the largest single gradient in the compute type.
+    activations   saved for the backward pass by every micro-batch in flight, and one layer's working set.
+    logits        of one micro-batch on the last stage, with one slice in fp32.
+    workspace     libraries, contexts, fragmentation.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    buffers: float
+    activations: float
+    logits: float
+    workspace: float
+
+    @property
+    def total(self) -> float:
+        """Bytes in all."""
+        return sum(getattr(self, item.name) for item in fields(self))
+
+
+def rank_memory(config: RunConfig, derived: Derived, *, compute_bytes: int, cuda: bool) -> tuple[Memory, int]:
+    """Memory of the rank that needs most, and the pipeline stage it is on."""
+    stages = [stage_memory(config, derived, stage, compute_bytes=compute_bytes, cuda=cuda) for stage in range(config.parallel.pipeline)]
+    largest = max(range(len(stages)), key=lambda stage: stages[stage].total)
+    return stages[largest], largest
+
+
+def stage_memory(config: RunConfig, derived: Derived, stage: int, *, compute_bytes: int, cuda: bool) -> Memory:
+    """Memory of one rank on pipeline stage `stage`."""
+    parallel, shards = config.parallel, derived.data_parallel
+    sizes = [_local_size(spec, parallel.tensor) for spec in _stage_parameters(config, derived, stage)]
+    count, largest = sum(sizes), max(sizes)
+    bucket = min(max(largest, 1_000_000), BUCKET)
+    if parallel.zero_stage == 3:
+        parameters = (count / shards + (min(count, ZERO3_LIVE_PARAMETERS) if shards > 1 else 0)) * compute_bytes
+    else:
+        parameters = count * compute_bytes
+    held = count / shards if parallel.zero_stage > 1 else count
+    averages = 1 if config.optimizer.ema else 0
+    return Memory(
+        parameters=float(parameters),
+        gradients=float(held * FP32),
+        optimizer=FP32 * (1 + MOMENTS + averages) * count / shards,
+        buffers=float(largest * compute_bytes + 2 * bucket * FP32),
+        activations=_activations(config, derived, stage, compute_bytes),
+        logits=_logits(config, derived, compute_bytes) if stage == parallel.pipeline - 1 else 0.0,
+        workspace=WORKSPACE_CUDA if cuda else WORKSPACE_CPU,
+    )
+
+
+def layer_activations_per_token(backbone: BackboneConfig, compute_bytes: int) -> tuple[float, float]:
+    """(whole, split) bytes that one layer saves per token: `whole` is split only by sequence parallelism, `split` by tensor parallelism.
+
+    whole   inputs and normalised values of the two norms, in fp32; the inputs of the two branches, and, under AdaLN, their outputs, in the
+            compute type.
+    split   queries, keys and values before and after rotation, the attention's output in both of its layouts, fp32 inputs and normalised
+            values of QK-norm, and the MLP's inner activations.
+    """
+    d, head_dim = backbone.hidden, backbone.hidden // backbone.heads
+    kv = backbone.kv_groups * head_dim
+    adaln = backbone.kind == "dit"
+    whole = 4 * d * FP32 + (4 if adaln else 2) * d * compute_bytes
+    attention = (d + 2 * kv) + (d + kv) + 2 * d
+    qk_norm = 2 * (d + kv) * FP32 if backbone.qk_norm else 0
+    mlp = (2 if adaln else 5) * backbone.ffn_width
+    return float(whole), float((attention + mlp) * compute_bytes + qk_norm)
+
+
+def _activations(config: RunConfig, derived: Derived, stage: int, compute_bytes: int) -> float:
+    parallel, backbone = config.parallel, config.backbone
+    tokens = config.batch.micro_sequences * config.batch.length
+    sequence_split = parallel.tensor if parallel.sequence else 1
+    whole, split = layer_activations_per_token(backbone, compute_bytes)
+    layer = tokens * (whole / sequence_split + split / parallel.tensor)
+    residual = tokens * backbone.hidden * FP32 / sequence_split
+    chunk_layers = backbone.layers // (parallel.pipeline * parallel.virtual_pipeline)
+    in_flight = chunks_in_flight(parallel.pipeline, parallel.virtual_pipeline, stage, derived.micro_batches)
+    saved = chunk_layers * (residual if backbone.recompute == "full" else layer)
+    working = 2 * layer if backbone.recompute == "full" else layer
+    final = 2 * residual + tokens * backbone.hidden * compute_bytes if stage == parallel.pipeline - 1 else 0.0
+    return in_flight * (saved + residual) + working + final
+
+
+def chunks_in_flight(pipeline: int, virtual: int, stage: int, micro_batches: int) -> int:
+    """Forward passes of a chunk whose backward pass is still to come, at most, on this stage (1F1B, or interleaved over `virtual` chunks)."""
+    if virtual == 1:
+        return min(micro_batches, pipeline - stage)
+    return min(micro_batches * virtual, 2 * (pipeline - stage - 1) + (virtual - 1) * pipeline + 1)
+
+
+def _logits(config: RunConfig, derived: Derived, compute_bytes: int) -> float:
+    """Logits once (their gradient is written over them), and three fp32 arrays of one slice: upcast logits, probabilities, gradient."""
+    columns = derived.padded_size / config.parallel.tensor
+    micro, length = config.batch.micro_sequences, config.batch.length
+    return micro * columns * (length * compute_bytes + 3 * FP32 * min(config.precision.loss_chunk, length))
+
+
+def _stage_parameters(config: RunConfig, derived: Derived, stage: int) -> list[ParameterSpec]:
+    parallel, backbone = config.parallel, config.backbone
+    chunk_layers = backbone.layers // (parallel.pipeline * parallel.virtual_pipeline)
+    first, last = stage == 0, stage == parallel.pipeline - 1
+
+    def here(spec: ParameterSpec) -> bool:
+        if spec.layer is not None:
+            return spec.layer // chunk_layers % parallel.pipeline == stage
+        return spec.stage == "all" or (spec.stage == "first" and first) or (spec.stage == "last" and last)
+
+    return [spec for spec in parameter_table(backbone, derived.padded_size).values() if here(spec)]
+
+
+def _local_size(spec: ParameterSpec, tensor: int) -> int:
+    size = 1
+    for extent in spec.local_shape(tensor):
+        size *= extent
+    return size

@@ -1,0 +1,202 @@
+"""What a run would cost: memory per rank, operations, tokens, epochs and time, before a device is taken; and whether it can start here."""
+
+import math
+import os
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from pretrain.backbones.flops import training_flops_per_token
+from pretrain.backbones.parameters import count_parameters
+from pretrain.data.manifest import Manifest
+from pretrain.data.tokenizer import Tokenizer, vocabulary_for
+from pretrain.errors import UserError
+from pretrain.launch_config import PlanConfig
+from pretrain.plan.layouts import MAX_RANKS, Layout, smallest_layout
+from pretrain.plan.machine import GIB, Machine, check_machine, this_machine
+from pretrain.plan.memory import Memory, rank_memory
+from pretrain.rules import Derived, resolve, validate
+from pretrain.run_config import RunConfig
+
+Compute = Literal["fp32", "bf16", "fp8"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What one rank of a run needs: bytes of the rank that needs most, on pipeline stage `stage`, and what its machine has."""
+
+    config: RunConfig
+    derived: Derived
+    machine: Machine
+    compute: Compute
+    memory: Memory
+    stage: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether one rank's memory suffices."""
+        return self.memory.total <= self.machine.memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run would cost.
+
+    parameters    of the network, without vocabulary padding.
+    step_flops    model operations of one optimizer step, attention included, over all ranks.
+    hours         wall time until the run leaves, at `mfu` of `peak` (FLOP/s of one rank); peak_source says where the peak is from.
+    epochs        passes over each training source; nan where it is not prepared yet.
+    """
+
+    needs: Needs
+    parameters: int
+    step_flops: float
+    mfu: float
+    peak: float
+    peak_source: str
+    hours: float
+    epochs: dict[str, float]
+
+
+def work_out_needs(config: RunConfig, assumptions: PlanConfig) -> Needs:
+    """Checks every rule, on the ranks of this command or on those of `assumptions`, and counts memory. Raises UserError."""
+    _check_assumptions(assumptions)
+    world_size = assumptions.ranks or int(os.environ.get("WORLD_SIZE", 1))
+    validate(config, world_size=world_size)
+    derived = resolve(config, world_size=world_size, model_size=model_size(config, assumptions.vocabulary))
+    machine = _machine(assumptions, world_size)
+    compute: Compute = "fp8" if config.precision.fp8 else _compute(config, machine)
+    memory, stage = rank_memory(config, derived, compute_bytes=_bytes(compute), cuda=machine.device != "CPU")
+    return Needs(config=config, derived=derived, machine=machine, compute=compute, memory=memory, stage=stage)
+
+
+def make_plan(config: RunConfig, assumptions: PlanConfig) -> Plan:
+    """The needs of a run and its cost. Raises UserError for every broken rule, but not for missing memory or data."""
+    needs = work_out_needs(config, assumptions)
+    derived = needs.derived
+    peak, source = _peak(config, needs.machine, needs.compute)
+    step_flops = training_flops_per_token(config.backbone, derived.model_size, config.batch.length) * derived.tokens_per_step
+    return Plan(
+        needs=needs,
+        parameters=count_parameters(config.backbone, derived.model_size),
+        step_flops=step_flops,
+        mfu=assumptions.mfu,
+        peak=peak,
+        peak_source=source,
+        hours=step_flops * derived.last_step / (derived.world_size * peak * assumptions.mfu) / 3600,
+        epochs=_epochs(config, derived),
+    )
+
+
+def check_ready(config: RunConfig, assumptions: PlanConfig) -> Needs:
+    """The needs of a run that can start here. Raises UserError where the machine or the data cannot serve it, before anything is allocated."""
+    needs = work_out_needs(config, assumptions)
+    check_machine(config, needs.machine, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    check_fits(needs)
+    check_data(config)
+    return needs
+
+
+def check_fits(needs: Needs) -> None:
+    """Raises UserError with the memory needed and available per rank, and the smallest layout that fits."""
+    if needs.fits:
+        return
+    ranks = needs.derived.world_size
+    layout = fitting_layout(needs)
+    advice = (
+        f"the smallest layout that fits is {layout.describe(needs.config)}"
+        if layout is not None
+        else f"no layout of up to {MAX_RANKS} such ranks fits: choose a smaller preset (--help lists them)"
+    )
+    raise UserError(
+        f"{needs.config.name} needs {needs.memory.total / GIB:.1f} GiB per rank on {ranks} rank{'s' * (ranks > 1)}, and "
+        f"{needs.machine.memory / GIB:.1f} GiB are available to each on this machine ({needs.machine.device}); {advice}"
+    )
+
+
+def fitting_layout(needs: Needs) -> Layout | None:
+    """The smallest layout, on at least as many ranks as planned, whose ranks fit into this machine's memory."""
+    return smallest_layout(
+        needs.config, needs.derived, memory=needs.machine.memory, compute_bytes=_bytes(needs.compute), cuda=needs.machine.device != "CPU"
+    )
+
+
+def check_data(config: RunConfig) -> None:
+    """Raises UserError naming the tokenizer or prepared corpus that is missing, and the command that makes it."""
+    Tokenizer(config.tokenizer)
+    for key, path in _sources(config):
+        try:
+            Manifest.load(Path(path))
+        except UserError as error:
+            raise UserError(f"{key}: {error}") from error
+
+
+def model_size(config: RunConfig, assumed: int | None) -> int:
+    """Classes of the model: from the tokenizer where it exists, else as assumed. Raises UserError where neither is known."""
+    if assumed is not None and not os.path.exists(config.tokenizer):
+        return assumed
+    needs_mask = config.objective.name != "ar"
+    return vocabulary_for(Tokenizer(config.tokenizer), needs_mask, config.backbone.vocab_multiple).model_size
+
+
+def _bytes(compute: Compute) -> int:
+    return 4 if compute == "fp32" else 2
+
+
+def _sources(config: RunConfig) -> list[tuple[str, str]]:
+    train = [(f"data.train.{name}", source.path) for name, source in config.data.train.items()]
+    return train + [(f"data.validation.{name}", source.path) for name, source in config.data.validation.items()]
+
+
+def _check_assumptions(assumptions: PlanConfig) -> None:
+    rules = {"ranks": (1, math.inf), "memory_gib": (0, math.inf), "vocabulary": (2, math.inf), "mfu": (0, 1)}
+    for item in fields(assumptions):
+        value, (low, high) = getattr(assumptions, item.name), rules[item.name]
+        if value is not None and not (low <= value <= high and value > 0 and math.isfinite(value)):
+            bounds = "at most 1 and above 0" if item.name == "mfu" else f"at least {low}" if low else "above 0"
+            raise UserError(f"plan.{item.name}={value} must be {bounds}")
+
+
+def _machine(assumptions: PlanConfig, world_size: int) -> Machine:
+    """This machine, or one with the assumed memory."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    machine = this_machine(local)
+    if assumptions.memory_gib is None:
+        return machine
+    if machine.cuda_devices:
+        return replace(machine, memory=assumptions.memory_gib * GIB)
+    return Machine(device="H100 (assumed)", memory=assumptions.memory_gib * GIB, cuda_devices=0, bf16=True)
+
+
+def _compute(config: RunConfig, machine: Machine) -> Literal["fp32", "bf16"]:
+    if config.precision.compute == "auto":
+        return "bf16" if machine.bf16 else "fp32"
+    return config.precision.compute
+
+
+def _peak(config: RunConfig, machine: Machine, compute: Compute) -> tuple[float, str]:
+    """FLOP/s of one rank, and where the figure is from."""
+    import torch
+
+    from pretrain.telemetry.throughput import data_sheet_flops, device_peak
+
+    if config.telemetry.peak_tflops is None and not machine.cuda_devices and machine.device != "CPU":
+        flops = data_sheet_flops("H100", compute)
+        assert flops is not None
+        return flops, f"H100 data sheet, dense {compute}, assumed"
+    device = torch.device("cuda" if machine.cuda_devices else "cpu")
+    peak = device_peak(device, compute, config.telemetry.peak_tflops)
+    return peak.flops, peak.source
+
+
+def _epochs(config: RunConfig, derived: Derived) -> dict[str, float]:
+    weights = sum(source.weight for source in config.data.train.values())
+    epochs = {}
+    for name, source in config.data.train.items():
+        try:
+            tokens = Manifest.load(Path(source.path)).tokens
+        except UserError:
+            tokens = 0
+        share = derived.tokens_per_step * derived.last_step * source.weight / weights
+        epochs[name] = share / tokens if tokens else math.nan
+    return epochs

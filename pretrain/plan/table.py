@@ -1,0 +1,74 @@
+"""A plan as a table with units."""
+
+import math
+from dataclasses import fields
+
+from rich.console import Console
+from rich.table import Table
+
+from pretrain.plan.layouts import MAX_RANKS
+from pretrain.plan.machine import GIB
+from pretrain.plan.plan import Needs, Plan, fitting_layout
+
+
+def show(plan: Plan) -> None:
+    """Prints a plan on standard output."""
+    table = Table(title=f"Plan of {plan.needs.config.name}", show_header=False, title_justify="left", title_style="bold")
+    for section in (_run_rows(plan), _memory_rows(plan.needs), _cost_rows(plan)):
+        for name, text in section:
+            table.add_row(name, text)
+        table.add_section()
+    Console(highlight=False).print(table)
+
+
+def size(number: float) -> str:
+    """Bytes for people."""
+    return f"{number / GIB:8.2f} GiB" if number >= GIB / 10 else f"{number / 1024**2:8.1f} MiB"
+
+
+def duration(hours: float) -> str:
+    """Hours for people."""
+    for unit, length in (("years", 24 * 365.0), ("days", 24.0), ("hours", 1.0)):
+        if hours >= 2 * length:
+            return f"{hours / length:,.1f} {unit}"
+    return f"{hours * 60:.1f} minutes"
+
+
+def _run_rows(plan: Plan) -> list[tuple[str, str]]:
+    config, derived = plan.needs.config, plan.needs.derived
+    parallel = config.parallel
+    sequence = ", sequence parallel" if parallel.sequence else ""
+    virtual = f" x {parallel.virtual_pipeline} chunks" if parallel.virtual_pipeline > 1 else ""
+    stop = f" (leaves at {derived.last_step:,})" if derived.last_step != derived.steps else ""
+    layout = f"tensor {parallel.tensor}{sequence} x pipeline {parallel.pipeline}{virtual} x data {derived.data_parallel}"
+    return [
+        ("parameters", f"{plan.parameters:,} with {derived.model_size:,} classes, padded to {derived.padded_size:,}"),
+        ("ranks", f"{derived.world_size} = {layout}"),
+        ("arithmetic", f"{plan.needs.compute}, ZeRO {parallel.zero_stage}, recomputation {config.backbone.recompute}"),
+        ("step", f"{config.batch.global_sequences} sequences x {config.batch.length} = {derived.tokens_per_step:,} tokens"),
+        ("micro-batches", f"{derived.micro_batches} of {config.batch.micro_sequences} sequences per rank and step"),
+        ("steps", f"{derived.steps:,}{stop}, warm-up {derived.warmup_steps:,}, {config.schedule.kind} schedule"),
+        ("tokens", f"{derived.tokens_per_step * derived.last_step:.4g}"),
+        *((f"epochs of {name}", "not prepared yet" if math.isnan(epochs) else f"{epochs:.3g}") for name, epochs in plan.epochs.items()),
+    ]
+
+
+def _memory_rows(needs: Needs) -> list[tuple[str, str]]:
+    where = f", stage {needs.stage}" if needs.config.parallel.pipeline > 1 else ""
+    rows = [(f"memory: {item.name}", size(getattr(needs.memory, item.name))) for item in fields(needs.memory)]
+    rows.append(("memory of one rank", f"{size(needs.memory.total)}{where}"))
+    rows.append(("available to one rank", f"{size(needs.machine.memory)}, {needs.machine.device}: {'fits' if needs.fits else 'does not fit'}"))
+    if not needs.fits:
+        layout = fitting_layout(needs)
+        what = f"{layout.describe(needs.config)}, {size(layout.memory).strip()} each" if layout else f"none up to {MAX_RANKS} ranks"
+        rows.append(("smallest that fits", what))
+    return rows
+
+
+def _cost_rows(plan: Plan) -> list[tuple[str, str]]:
+    return [
+        ("model FLOPs of a step", f"{plan.step_flops:.4g} (attention counted as full)"),
+        ("model FLOPs of the run", f"{plan.step_flops * plan.needs.derived.last_step:.4g}"),
+        ("peak of one rank", f"{plan.peak / 1e12:,.4g} TFLOP/s ({plan.peak_source})"),
+        ("time", f"{duration(plan.hours)} at {plan.mfu:.0%} of the peak"),
+    ]

@@ -1,0 +1,78 @@
+"""What a person sees while a run goes on: a bar on a terminal, one line per record in a file."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+
+class ProgressDisplay:
+    """`advance` after every step, `show` for every record, `note` for sentences. Writes to `stream` (standard output)."""
+
+    def __init__(self, total_steps: int, first_step: int, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._total = total_steps
+        self._first = first_step
+        self._start = time.monotonic()
+        self._bar: Progress | None = None
+        if self._stream.isatty():
+            texts = (TextColumn("{task.fields[figures]}"), TextColumn("ETA {task.fields[eta]}"))
+            self._bar = Progress(TextColumn("step"), MofNCompleteColumn(), BarColumn(), *texts, console=Console(file=self._stream))
+            self._task = self._bar.add_task("train", total=total_steps, completed=first_step, figures="", eta="-")
+            self._bar.start()
+
+    def advance(self, step: int) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, eta=self._eta(step))
+
+    def show(self, step: int, record: Mapping[str, object]) -> None:
+        """The figures of a training record."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, figures=figures(record), eta=self._eta(step))
+        else:
+            self.note(f"step {step}/{self._total} | {figures(record)} | ETA {self._eta(step)}")
+
+    def note(self, sentence: str) -> None:
+        """A line above the bar."""
+        if self._bar is not None:
+            self._bar.console.print(sentence, markup=False, highlight=False)
+        else:
+            print(sentence, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _eta(self, step: int) -> str:
+        done = step - self._first
+        if done <= 0:
+            return "-"
+        return duration((time.monotonic() - self._start) / done * (self._total - step))
+
+
+def figures(record: Mapping[str, object]) -> str:
+    """The part of a training record that a person follows."""
+    formats = (
+        ("loss_nats_per_token", "loss {:.4f}"),
+        ("nelbo_nats_per_token", "nelbo {:.4f}"),
+        ("lr", "lr {:.2e}"),
+        ("gradient_norm", "grad norm {:.3f}"),
+        ("tokens_per_second", "{:,.0f} tokens/s"),
+        ("tflops_per_second", "{:.3g} TFLOP/s"),
+        ("mfu", "MFU {:.1%}"),
+    )
+    parts = [text.format(record[key]) for key, text in formats if isinstance(record.get(key), int | float)]
+    return " | ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """1h02m, 3m05s, 12s."""
+    whole = int(max(seconds, 0) + 0.5)
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"

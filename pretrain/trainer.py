@@ -1,0 +1,297 @@
+"""The training loop. Everything it needs is built before it starts; it knows no objective, no layout and no file format.
+
+main -> run -> Trainer.fit: next(loader) -> engine.train_step -> telemetry -> validate and save when due.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import yaml
+
+from pretrain.backbones.flops import training_flops_per_token
+from pretrain.backbones.parameters import count_parameters
+from pretrain.build import build_engine, build_objective, compute_dtype
+from pretrain.checkpoint.layout import Layout, TrainState
+from pretrain.checkpoint.manager import Checkpoint, CheckpointManager
+from pretrain.checkpoint.peers import Peers
+from pretrain.checkpoint.reshape import load_any_layout
+from pretrain.checkpoint.resume import ResumeCard, freeze_run, versions
+from pretrain.data.corpus import open_corpora
+from pretrain.data.loader import build_loader, build_validation_loader
+from pretrain.data.samples import TrainingSamples, ValidationSamples
+from pretrain.data.tokenizer import Tokenizer, vocabulary_for
+from pretrain.engine.schedule import learning_rate
+from pretrain.engine.statistics import TIME_BINS, StepResult, time_records
+from pretrain.engine.zero import Engine
+from pretrain.evaluation.likelihood import LikelihoodResult, estimate_likelihood
+from pretrain.objectives.base import Objective
+from pretrain.parallel import groups as parallel_groups
+from pretrain.parallel import platform
+from pretrain.parallel.groups import Groups
+from pretrain.rules import Derived, resolve
+from pretrain.run_config import RunConfig
+from pretrain.telemetry.log import RunLog
+from pretrain.telemetry.throughput import Compute, Throughput, device_peak, peak_memory_gib
+
+
+def run(config: RunConfig) -> int:
+    """Train, or continue, the run that the configuration describes; 0 when it reached its last step."""
+    groups = parallel_groups.initialize(config.parallel, seed=config.seed)
+    try:
+        trainer = Trainer(config, groups)
+        try:
+            trainer.fit()
+        finally:
+            trainer.close()
+    finally:
+        parallel_groups.shutdown()
+    return 0
+
+
+@dataclass
+class Window:
+    """Sums since the last training record."""
+
+    steps: int = 0
+    loss: float = 0.0
+    nelbo: float = 0.0
+    gradient_norm: float = 0.0
+    tokens: int = 0
+    time_sums: np.ndarray = field(default_factory=lambda: np.zeros((TIME_BINS, 5)))
+
+    def add(self, result: StepResult) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.loss += result.loss * result.tokens
+        self.nelbo += result.nelbo * result.tokens
+        self.gradient_norm = max(self.gradient_norm, result.gradient_norm)
+        self.tokens += result.tokens
+        self.time_sums = self.time_sums + result.time_sums
+
+
+class Trainer:
+    """A run on this rank."""
+
+    def __init__(self, config: RunConfig, groups: Groups) -> None:
+        self.config, self.groups, self.device = config, groups, platform.device()
+        tokenizer = Tokenizer(config.tokenizer)
+        vocabulary = vocabulary_for(tokenizer, config.objective.name != "ar", config.backbone.vocab_multiple)
+        self.derived: Derived = resolve(config, world_size=groups.world_size, model_size=vocabulary.model_size)
+        self.objective: Objective = build_objective(config.objective, vocabulary)
+        self.samples, self.held_out = self._open_data(tokenizer)
+        self.manager = CheckpointManager(config.directory, config.checkpoint.keep, Peers.world())
+        checkpoint = self.manager.begin(config.resume)
+        self.start = checkpoint.step if checkpoint else 0
+        if groups.is_main:
+            freeze_run(config.directory, yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
+        self.engine: Engine = build_engine(config, self.objective, groups, self.device)
+        self.log, self.throughput = self._open_log(checkpoint)
+        if checkpoint:
+            self._restore(checkpoint)
+
+    # ---- the loop -----------------------------------------------------------------------------------------------------------------
+
+    def fit(self) -> None:
+        """Train to the last step of this start, with records, validation and checkpoints when they are due."""
+        last, window, validated = self.derived.last_step, Window(), self.start
+        if self.start >= last:
+            self.log.event(self.start, "finished", f"nothing to do: step {self.start} of {last} is done")
+            return
+        with self._training_loader() as loader:
+            for shard in loader:
+                lr, step = self.lr(shard.step), shard.step + 1
+                window.add(self.engine.train_step(shard, lr))
+                self.throughput.add(self.derived.tokens_per_step)
+                self.log.advance(step)
+                if self._due(step, self.config.telemetry.log_every):
+                    self._record(step, lr, window)
+                    window = Window()
+                with self.throughput.pause():
+                    if self.held_out and (self._due(step, self.config.validation.every) and step != validated):
+                        self.validate(step)
+                    if self._due(step, self.config.checkpoint.every):
+                        self.save(step, lr)
+                if step >= last:
+                    break
+
+    def _due(self, step: int, every: int) -> bool:
+        """Every so many steps (0: never), and at the last step of the schedule or of this start."""
+        return step >= self.derived.last_step or (every > 0 and step % every == 0)
+
+    def lr(self, step: int) -> float:
+        """Learning rate of update number `step` (0-based)."""
+        return learning_rate(self.config.schedule, step, self.derived.steps)
+
+    # ---- validation and telemetry -------------------------------------------------------------------------------------------------
+
+    def validate(self, step: int) -> LikelihoodResult:
+        """The whole held-out set once."""
+        assert self.held_out is not None
+        nats, counts = [], []
+        loader = build_validation_loader(
+            self.held_out, self.config.data, self.config.batch, dp_rank=self.groups.data.rank, dp_size=self.groups.data.size, device=self.device
+        )
+        with loader:
+            for shard in loader:
+                nats_N, count_N = self.engine.evaluate(shard)
+                nats.append(nats_N.numpy())
+                counts.append(count_N.numpy())
+        numbers = np.arange(sum(map(len, nats)))
+        ids = np.where(numbers < len(self.held_out), numbers // self.config.validation.draws, -1)
+        result = estimate_likelihood(ids, np.concatenate(nats), np.concatenate(counts), label=self.objective.label(evaluation=True))
+        self.log.validation(step, self._validation_record(step, result))
+        return result
+
+    def _validation_record(self, step: int, result: LikelihoodResult) -> dict[str, object]:
+        record: dict[str, object] = {
+            "tokens": step * self.derived.tokens_per_step,
+            "nelbo_nats_per_token": result.nats_per_token,
+            "ci95_nats_per_token": (result.ci_high - result.ci_low) / 2,
+            "nelbo_label": result.label,
+            "validation_tokens": result.tokens,
+            "validation_sequences": result.sequences,
+            "draws": result.draws,
+            "summary": result.describe(),
+        }
+        return record | ({"perplexity": result.perplexity} if result.label != "not_a_likelihood" else {})
+
+    def _record(self, step: int, lr: float, window: Window) -> None:
+        speed = self.throughput.read()
+        bins = time_records(window.time_sums)
+        self.log.train(
+            step,
+            {
+                "tokens": step * self.derived.tokens_per_step,
+                "loss_nats_per_token": window.loss / window.tokens,
+                "nelbo_nats_per_token": window.nelbo / window.tokens,
+                "lr": lr,
+                "gradient_norm": window.gradient_norm,
+                "peak_memory_gib": peak_memory_gib(self.device),
+                **speed,
+                "loss_bearing_tokens_per_second": speed["tokens_per_second"] * window.tokens / (window.steps * self.derived.tokens_per_step),
+            }
+            | ({"t_bins": bins} if bins else {}),
+        )
+
+    def _open_log(self, checkpoint: Checkpoint | None) -> tuple[RunLog, Throughput]:
+        model_size = self.objective.vocabulary.model_size
+        flops = training_flops_per_token(self.config.backbone, model_size, self.config.batch.length)
+        dtype: Compute = "fp8" if self.config.precision.fp8 else "bf16" if compute_dtype(self.config) is torch.bfloat16 else "fp32"
+        peak = device_peak(self.device, dtype, self.config.telemetry.peak_tflops)
+        log = RunLog(
+            self.config.directory,
+            is_main=self.groups.is_main,
+            settings=self.config.telemetry,
+            label=self.objective.label(evaluation=False),
+            resumed_step=checkpoint.step if checkpoint else None,
+            total_steps=self.derived.steps,
+            run_name=self.config.name,
+            config=dataclasses.asdict(self.config),
+            facts={
+                "parameters": count_parameters(self.config.backbone, model_size),
+                "vocabulary": dataclasses.asdict(self.objective.vocabulary),
+                "training_flops_per_token": flops,
+                "flops_formula": "3 x forward matrix products, attention scores and values counted in full",
+                "peak_flops_per_rank": peak.flops,
+                "peak_source": peak.source,
+                "layout": str(self._layout()),
+                "compute": dtype,
+            },
+        )
+        return log, Throughput(flops, peak.flops, ranks=self.groups.world_size)
+
+    # ---- data ---------------------------------------------------------------------------------------------------------------------
+
+    def _open_data(self, tokenizer: Tokenizer) -> tuple[TrainingSamples, ValidationSamples | None]:
+        """Open and verify corpora; the training stream and the held-out set."""
+        config, objective = self.config, self.objective
+
+        def noised(evaluation: bool):  # type: ignore[no-untyped-def]
+            return lambda tokens, documents, noise: objective.corrupt(tokens, documents, noise, evaluation=evaluation)
+
+        training = TrainingSamples(
+            config.data,
+            open_corpora(config.data.train, tokenizer),
+            config.batch,
+            corrupt=noised(False),
+            lookahead=objective.lookahead,
+            random_length=objective.random_length,
+            seed=config.seed,
+        )
+        if not config.data.validation:
+            return training, None
+        held_out = ValidationSamples(
+            config.data,
+            open_corpora(config.data.validation, tokenizer),
+            config.batch,
+            corrupt=noised(True),
+            lookahead=objective.lookahead,
+            draws=config.validation.draws,
+            seed=config.seed,
+        )
+        return training, held_out
+
+    def _training_loader(self):  # type: ignore[no-untyped-def]
+        return build_loader(
+            self.samples,
+            self.config.data,
+            self.config.batch,
+            dp_rank=self.groups.data.rank,
+            dp_size=self.groups.data.size,
+            start_step=self.start,
+            device=self.device,
+        )
+
+    # ---- checkpoints --------------------------------------------------------------------------------------------------------------
+
+    def save(self, step: int, lr: float) -> None:
+        """Write a checkpoint after `step` updates."""
+        state = TrainState(
+            step=step,
+            tokens=step * self.derived.tokens_per_step,
+            samples=step * self.config.batch.global_sequences,
+            lr=lr,
+            next_batch=self.samples.fingerprint(step),
+            seed=self.config.seed,
+            layout=self._layout(),
+            backbone=dataclasses.asdict(self.config.backbone),
+            rows=self.objective.vocabulary.padded_size,
+            versions=versions(),
+        )
+        folder = self.manager.save(step, self.engine.save, state)
+        self.log.event(step, "checkpoint", f"saved {folder}")
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        """Load weights and moments, in this layout or from another one, and say what is continued."""
+        if checkpoint.state.layout == self._layout():
+            self.engine.load(checkpoint.folder)
+        else:
+            load_any_layout(self.engine, checkpoint.folder, Peers.world())
+            self.engine.load_objective(checkpoint.folder)
+        card = ResumeCard(
+            checkpoint=checkpoint.folder,
+            then=checkpoint.state,
+            layout_now=self._layout(),
+            lr_now=self.lr(checkpoint.step - 1),
+            next_batch_now=self.samples.fingerprint(checkpoint.step),
+            optimizer_found=all("exp_avg" in self.engine.base_optimizer.state[flat] for flat in self.engine.flat_partitions()),
+        )
+        self.log.event(checkpoint.step, "resume", card.render())
+
+    def _layout(self) -> Layout:
+        parallel = self.config.parallel
+        return Layout(
+            tensor=parallel.tensor,
+            pipeline=parallel.pipeline,
+            virtual_pipeline=parallel.virtual_pipeline,
+            data=self.groups.data.size,
+            zero_stage=parallel.zero_stage,
+        )
+
+    def close(self) -> None:
+        """Finish logs."""
+        self.log.close()

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The whole test suite from a clean clone: environment, ruff, mypy, import contracts, pytest. Arguments go to pytest:
+#   bash tests/run.sh -k mdlm
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../launchers/environment.sh"
+cd "$REPOSITORY"
+
+# Tests start up to eight processes of their own: one thread each, or they fight for the cores.
+export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false WANDB_MODE=offline
+started=$SECONDS
+
+step() {
+    echo "== $1"
+    shift
+    "$@" || { local code=$?; echo "FAILED: $*" >&2; exit "$code"; }
+}
+
+step ruff "$PYTHON" -m ruff check pretrain finetune data_prep launchers tests
+step mypy "$PYTHON" -m mypy
+step "import contracts" "$VENV/bin/lint-imports" --no-cache
+step pytest "$PYTHON" -m pytest "$@"
+echo "== all checks passed in $((SECONDS - started)) s"

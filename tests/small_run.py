@@ -1,0 +1,80 @@
+"""A whole run on small text: configuration, corpus and tokenizer as a user would have them, started in a forked process."""
+
+import hashlib
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretrain.backbones.config import BackboneConfig
+from pretrain.data.config import DataConfig, SourceConfig
+from pretrain.engine.config import ScheduleConfig
+from pretrain.objectives.config import ObjectiveConfig
+from pretrain.run_config import BatchConfig, CheckpointConfig, DurationConfig, RunConfig, ValidationConfig
+from pretrain.telemetry.config import TelemetryConfig
+from tests.data.examples import prepared, sentencepiece_file, text
+
+
+def small_config(folder: Path, objective: str = "mdlm", **changes: Any) -> RunConfig:
+    """Six steps of a 2-layer DiT on a corpus in `folder` (made at the first call)."""
+    tokenizer = folder / "small.model"
+    if not tokenizer.exists():
+        sentencepiece_file(folder)
+        prepared(folder / "train", tokenizer, [text(60, seed) for seed in range(40)])
+        prepared(folder / "held_out", tokenizer, [text(60, seed) for seed in range(100, 104)])
+    config = RunConfig(
+        name="small",
+        root=str(folder / "runs"),
+        tokenizer=str(tokenizer),
+        objective=ObjectiveConfig(name=objective),  # type: ignore[arg-type]
+        backbone=BackboneConfig(kind="dit", hidden=32, layers=4, heads=4, cond_dim=16),
+        data=DataConfig(
+            train={"words": SourceConfig(path=str(folder / "train" / "corpus"))},
+            validation={"words": SourceConfig(path=str(folder / "held_out" / "corpus"))},
+            random_length_probability=0.1 if objective != "ar" else 0.0,
+        ),
+        batch=BatchConfig(global_sequences=8, micro_sequences=2, length=16),
+        duration=DurationConfig(steps=6),
+        schedule=ScheduleConfig(kind="cosine", peak=1e-2, final=1e-3, warmup_steps=2),
+        validation=ValidationConfig(every=3),
+        checkpoint=CheckpointConfig(every=3),
+        telemetry=TelemetryConfig(log_every=1, wandb="off", peak_tflops=0.1),
+    )
+    return replace(config, **changes)
+
+
+def train(config: RunConfig, *, kill_at: int | None = None) -> dict[str, Any]:
+    """Train to the end on this rank (call it through tests.distributed). With `kill_at`, SIGKILL this process when that step has been done."""
+    from pretrain.parallel import groups as parallel_groups
+    from pretrain.trainer import Trainer
+
+    groups = parallel_groups.initialize(config.parallel, seed=config.seed)
+    trainer = Trainer(config, groups)
+    seen, losses, rates, norms = [], [], [], []
+    step_of_engine = trainer.engine.train_step
+
+    def watched(shard: Any, lr: float) -> Any:
+        result = step_of_engine(shard, lr)
+        digest = hashlib.blake2b(digest_size=8)
+        for batch in shard.micro_batches:
+            for tensors in (batch.inputs, batch.targets):
+                for key in sorted(tensors):
+                    digest.update(tensors[key].numpy().tobytes())
+        seen.append((shard.step, [batch.sample_ids for batch in shard.micro_batches], digest.hexdigest()))
+        losses.append(result.loss)
+        rates.append(lr)
+        norms.append(result.gradient_norm)
+        if kill_at is not None and shard.step + 1 == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    trainer.engine.train_step = watched  # type: ignore[method-assign]
+    trainer.fit()
+    trainer.close()
+    flats = [flat.detach().clone() for flat in trainer.engine.flat_partitions()]
+    states = [trainer.engine.base_optimizer.state[flat] for flat in trainer.engine.flat_partitions()]
+    moments = [state[key].clone() for state in states for key in ("exp_avg", "exp_avg_sq")]
+    return {"seen": seen, "losses": losses, "rates": rates, "norms": norms, "weights": torch.cat(flats), "moments": torch.cat(moments)}

@@ -35,7 +35,7 @@ if "$PYTHON" launchers/summary.py --finished $run; then
     echo "== Pretraining: finished before (remove $run to train again)"
 else
     if ! compgen -G "$run/checkpoints/step_*/COMPLETE" >/dev/null; then
-        step "Pretraining, first half" pretrain duration.stop_after=400
+        step "Pretraining, first half" pretrain duration.stop_after=200
     fi
     step "Pretraining, resumed from its checkpoint" pretrain
     rm -f $run/samples.jsonl

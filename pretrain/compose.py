@@ -74,7 +74,7 @@ def compose_arguments(config_name: str) -> DictConfig | None:
     except yaml.YAMLError as error:
         raise UserError(f"a configuration file is not YAML: {_one_line(error)}") from error
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(_hydra_sentence(error)) from error
+        raise UserError(_hydra_sentence(error, config_name)) from error
 
 
 def _hydra_command(config_name: str) -> DictConfig | None:
@@ -100,7 +100,8 @@ def typed(kind: type[T], tree: dict[str, Any], prefix: str = "") -> T:
     missing = [key for key, value in _leaves(tree) if value == REQUIRED]
     if missing:
         keys = ", ".join(_join(prefix, key) for key in missing)
-        raise UserError(f"no value for {keys}: choose a preset with +model=NAME (--help lists them), or set each key")
+        preset = "choose a preset with +model=NAME (--help lists them), or " if kind is RunConfig else ""
+        raise UserError(f"no value for {keys}: {preset}set {'each key' if len(missing) > 1 else f'{keys}=…'}")
     adapter = TypeAdapter(list[kind], config=ConfigDict(extra="forbid"))  # type: ignore[valid-type]  # a dataclass alone takes no config
     try:
         # JSON, because pydantic's strict mode takes a mapping for a dataclass only from there; strict, because 'true' is not a number.
@@ -136,7 +137,7 @@ def _type_sentence(kind: type, error: ValidationError, prefix: str) -> str:
     return f"{key}={first['input']} must be {expected}{hint}{others}"
 
 
-def _hydra_sentence(error: Exception) -> str:
+def _hydra_sentence(error: Exception, config_name: str) -> str:
     """What Hydra complained about, in one sentence with the nearest names."""
     text = str(error)
     if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file:
@@ -146,14 +147,26 @@ def _hydra_sentence(error: Exception) -> str:
         return f"cannot read {error.override!r} on the command line: write key=value, and quote values that hold , : = or spaces"
     if match := re.match(r"Could not override '([^']+)'", text):
         key = match.group(1).partition("@")[0]
-        if key == "model":
+        if key == "model" and config_name == "pretrain":
             return "write +model=PRESET with a plus sign: no preset is loaded by default"
         if re.match(r"data\.(train|validation)\.", key):
             return f"{key} is a source that the preset does not have: write +{key}=… to add it"
-        return f"unknown key {key}{_nearest(key, known_keys(RunConfig) + known_keys(PlanConfig, 'plan') + ['check', 'recipe', 'schedule'])}"
+        return f"unknown key {key}{_nearest(key, _composed_keys(config_name))}"
     if isinstance(error, ConfigCompositionException) and "Multiple values" in text:
         return f"{_one_line(error)}: a preset already chooses it, so write it without the plus sign"
     return f"the configuration does not compose: {_one_line(error)}"
+
+
+def _composed_keys(config_name: str) -> list[str]:
+    """Dotted names of what a command without arguments composes to, and its groups."""
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        composed = hydra.compose(config_name, return_hydra_config=True)
+    groups = [group for group in composed.hydra.runtime.choices if not group.startswith("hydra/")]
+    tree: Any = OmegaConf.to_container(composed)
+    del tree["hydra"]
+    leaves = [key for key, _ in _leaves(tree)]
+    sections = {key[: match.start()] for key in leaves for match in re.finditer(r"\.", key)}
+    return sorted({*groups, *leaves, *sections})
 
 
 def _nearest(name: str, options: list[str]) -> str:

@@ -38,6 +38,7 @@ RANGES: dict[str, Range] = {
     "backbone.rope_base": (lambda x: x > 1, "be above 1; use 10000"),
     "backbone.norm_eps": (lambda x: 0 < x < 1, "lie strictly between 0 and 1; use 1e-5"),
     "backbone.vocab_multiple": _COUNT,
+    "objective.mask_id": (lambda x: x >= 0, "be a token id; leave it out for the id after the tokenizer's last"),
     "objective.schedule_eps": (lambda x: 0 <= x < 1, "lie in [0, 1); use 1e-3"),
     "objective.time_eps": _INSIDE,
     "data.random_length_probability": (lambda x: 0 <= x <= 1, "be a probability; use a value in [0, 1]"),

@@ -7,6 +7,7 @@ No torch here.
 from dataclasses import dataclass
 
 from pretrain.backbones.flops import steps_for_budget
+from pretrain.data.tokenizer import Tokenizer, vocabulary_for
 from pretrain.engine.schedule import warmup_steps
 from pretrain.errors import UserError
 from pretrain.objectives.config import ObjectiveConfig
@@ -59,6 +60,12 @@ def resolve(config: RunConfig, *, world_size: int, model_size: int) -> Derived:
     )
 
 
+def run_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> Vocabulary:
+    """The three vocabulary sizes and the mask id of a run. Raises UserError for a mask id that text may use."""
+    objective = config.objective
+    return vocabulary_for(tokenizer, objective.name != "ar", config.backbone.vocab_multiple, objective.mask_id)
+
+
 def validate(config: RunConfig, *, world_size: int) -> None:
     """Every rule that needs neither the vocabulary, a device nor a file. Raises UserError for the first one broken."""
     check_ranges(config)
@@ -86,7 +93,8 @@ def _check_backbone(config: RunConfig) -> None:
     if backbone.hidden % backbone.heads:
         raise UserError(
             f"backbone.hidden={backbone.hidden} must be a multiple of backbone.heads={backbone.heads}; "
-            f"use backbone.hidden={nearest_multiple(backbone.hidden, backbone.heads)} or backbone.heads={_divisor(backbone.hidden, backbone.heads)}"
+            f"use backbone.hidden={nearest_multiple(backbone.hidden, 2 * backbone.heads)} or "
+            f"backbone.heads={_divisor(backbone.hidden, backbone.heads)}"
         )
     head_dim = backbone.hidden // backbone.heads
     if head_dim % 2:
@@ -111,7 +119,7 @@ def _check_objective(config: RunConfig) -> None:
     if config.objective.name != "ar":
         return
     plain = ObjectiveConfig(name="ar")
-    for key in ("schedule_eps", "time_eps", "low_variance", "evaluation"):
+    for key in ("mask_id", "schedule_eps", "time_eps", "low_variance", "evaluation"):
         value = getattr(config.objective, key)
         if value != getattr(plain, key):
             raise UserError(f"objective.{key}={value} belongs to diffusion objectives; ar has no noise: leave it out")

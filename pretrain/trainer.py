@@ -23,7 +23,7 @@ from pretrain.checkpoint.resume import ResumeCard, freeze_run, versions
 from pretrain.data.corpus import open_corpora
 from pretrain.data.loader import build_loader, build_validation_loader
 from pretrain.data.samples import TrainingSamples, ValidationSamples
-from pretrain.data.tokenizer import Tokenizer, vocabulary_for
+from pretrain.data.tokenizer import Tokenizer
 from pretrain.engine.schedule import learning_rate
 from pretrain.engine.statistics import TIME_BINS, StepResult, time_records
 from pretrain.engine.zero import Engine
@@ -32,7 +32,7 @@ from pretrain.objectives.base import Objective
 from pretrain.parallel import groups as parallel_groups
 from pretrain.parallel import platform
 from pretrain.parallel.groups import Groups
-from pretrain.rules import Derived, resolve
+from pretrain.rules import Derived, resolve, run_vocabulary
 from pretrain.run_config import RunConfig
 from pretrain.telemetry.log import RunLog
 from pretrain.telemetry.throughput import Compute, Throughput, device_peak, peak_memory_gib
@@ -79,7 +79,7 @@ class Trainer:
     def __init__(self, config: RunConfig, groups: Groups) -> None:
         self.config, self.groups, self.device = config, groups, platform.device()
         tokenizer = Tokenizer(config.tokenizer)
-        vocabulary = vocabulary_for(tokenizer, config.objective.name != "ar", config.backbone.vocab_multiple)
+        vocabulary = run_vocabulary(config, tokenizer)
         self.derived: Derived = resolve(config, world_size=groups.world_size, model_size=vocabulary.model_size)
         self.objective: Objective = build_objective(config.objective, vocabulary)
         self.samples, self.held_out = self._open_data(tokenizer)

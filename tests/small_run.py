@@ -78,3 +78,24 @@ def train(config: RunConfig, *, kill_at: int | None = None) -> dict[str, Any]:
     states = [trainer.engine.base_optimizer.state[flat] for flat in trainer.engine.flat_partitions()]
     moments = [state[key].clone() for state in states for key in ("exp_avg", "exp_avg_sq")]
     return {"seen": seen, "losses": losses, "rates": rates, "norms": norms, "weights": torch.cat(flats), "moments": torch.cat(moments)}
+
+
+def noised_samples(config: RunConfig) -> dict[int, str]:
+    """sample id -> hash of its noised inputs and targets, for every sample that this rank's loader hands out in two steps."""
+    from pretrain.parallel import groups as parallel_groups
+    from pretrain.trainer import Trainer
+
+    groups = parallel_groups.initialize(config.parallel, seed=config.seed)
+    trainer = Trainer(config, groups)
+    found = {}
+    with trainer._training_loader() as loader:
+        for _ in range(2):
+            for batch in next(loader).micro_batches:
+                for row, number in enumerate(batch.sample_ids):
+                    digest = hashlib.blake2b(digest_size=8)
+                    for tensors in (batch.inputs, batch.targets):
+                        for key in sorted(tensors.keys() - {"documents"}):  # left out of a micro-batch in which nothing is masked
+                            digest.update(tensors[key][row].numpy().tobytes())
+                    found[number] = digest.hexdigest()
+    trainer.close()
+    return found

@@ -103,7 +103,7 @@ def test_every_choice_of_every_group_composes() -> None:
 
 def test_ladder_reproduces_the_released_figures(commands: dict[str, Command]) -> None:
     assert list(LADDER) == list(RELEASED) and len(LADDER) == 30
-    for size, (millions, forward, small, large) in RELEASED.items():
+    for size, (millions, forward, small, _) in RELEASED.items():
         run = commands[f"mdlm_{size}"].run
         assert count_parameters(run.backbone, LADDER_VOCABULARY) / 1e6 == pytest.approx(millions, abs=0.05)
         assert (run.batch.global_sequences, run.batch.length, run.schedule.kind) == (256, 2048, "cosine")

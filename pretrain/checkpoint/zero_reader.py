@@ -152,12 +152,12 @@ class ZeroCheckpoint:
 
     def _flat(self, master: Tensor, state: dict[str, Any]) -> dict[str, Tensor]:
         """One flat partition by key; padding at its end is never referred to."""
-        moments = {key: value for key, value in state.items() if isinstance(value, Tensor) and value.dim() == 1}
+        moments = {key: value.detach() for key, value in state.items() if isinstance(value, Tensor) and value.dim() == 1}
         if "step" in state:
             self.step = int(state["step"])
         if not self.keys:
             self.keys = [MASTER, *moments]
-        return {MASTER: master, **moments}
+        return {MASTER: master.detach(), **moments}
 
     def _partitioned(self, flat: dict[str, Tensor], shapes: dict[str, torch.Size], data_rank: int) -> list[tuple[str, _Piece]]:
         """ZeRO-3: each parameter is cut into equal parts, the last padded; parts of consecutive parameters follow each other."""

@@ -13,12 +13,13 @@ from pretrain.checkpoint.manager import find_checkpoint
 from pretrain.checkpoint.zero_reader import MASTER, ZeroCheckpoint
 from pretrain.compose import typed
 from pretrain.convert.param_map import ParameterMap, network_config
-from pretrain.data.tokenizer import Tokenizer, vocabulary_for
+from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 from pretrain.hf_model.modeling_dit import DiT
 from pretrain.hf_model.modeling_llama import Llama
 from pretrain.hf_model.modeling_network import build_network
 from pretrain.parallel.vocabulary import Vocabulary
+from pretrain.rules import run_vocabulary
 from pretrain.run_config import RunConfig
 
 
@@ -64,7 +65,7 @@ def open_trained(path: Path, step: int | None = None) -> TrainedModel:
     checkpoint = find_checkpoint(path)
     run = _read_run(checkpoint.folder / CONFIG)
     tokenizer = Tokenizer(run.tokenizer)
-    vocabulary = vocabulary_for(tokenizer, run.objective.name != "ar", run.backbone.vocab_multiple)
+    vocabulary = run_vocabulary(run, tokenizer)
     if checkpoint.state.rows != vocabulary.padded_size:
         raise UserError(
             f"{checkpoint.folder} was trained with {checkpoint.state.rows} rows of vocabulary, but {run.tokenizer} makes {vocabulary.padded_size}; "

@@ -30,6 +30,10 @@ class DaliBatches:
     def __iter__(self) -> "DaliBatches":
         return self
 
+    def close(self) -> None:
+        """Release the pipeline; later calls of `next` end as the source does."""
+        self._pipeline = None
+
     def __next__(self) -> BatchShard:
         if self._pipeline is None:
             self._pending = next(self._source)

@@ -4,6 +4,7 @@ numbers of the step -> read and noised in a thread (samples.py) -> stacked (arra
 Everything is a function of (seed, step), so starting at another step, or on another number of ranks, needs no state.
 """
 
+import weakref
 from collections.abc import Iterator
 
 import torch
@@ -32,6 +33,8 @@ class Loader:
             self._batches: Iterator[BatchShard] = DaliBatches(self._prefetcher, self._device, config.prefetch)
         else:
             self._batches = _plain(self._prefetcher, self._device)
+        # DALI's pipeline and its Python source hold each other through C++, where the garbage collector cannot see: end both from here.
+        self._finalizer = weakref.finalize(self, _release, self._prefetcher, self._batches)
 
     def __iter__(self) -> "Loader":
         return self
@@ -40,14 +43,20 @@ class Loader:
         return next(self._batches)
 
     def close(self) -> None:
-        """Stop reading ahead and release the thread."""
-        self._prefetcher.close()
+        """Stop reading ahead, and release the thread and DALI's pipeline."""
+        self._finalizer()
 
     def __enter__(self) -> "Loader":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _release(prefetcher: Prefetcher[tuple[int, list[Arrays]]], batches: Iterator[BatchShard]) -> None:
+    prefetcher.close()
+    if isinstance(batches, DaliBatches):
+        batches.close()
 
 
 def build_loader(

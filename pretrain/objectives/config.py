@@ -9,6 +9,7 @@ class ObjectiveConfig:
     """Constants of an objective.
 
     name             ar or mdlm.
+    mask_id          id that the tokenizer keeps free for the mask; None: the id after the tokenizer's last. Never set for ar.
     schedule_eps     e of the log-linear schedule alpha_t = 1 - (1 - e) t while training (authors: 1e-3).
     time_eps         training draws t from [time_eps, 1] (authors: 1e-3).
     low_variance     train on the masked cross-entropy with weight 1 instead of the NELBO's 1/t (Sahoo et al. 2026, section 3.2.2).
@@ -16,6 +17,7 @@ class ObjectiveConfig:
     """
 
     name: Literal["ar", "mdlm"]
+    mask_id: int | None = None
     schedule_eps: float = 1e-3
     time_eps: float = 1e-3
     low_variance: bool = True

@@ -111,7 +111,7 @@ def _activations(config: RunConfig, derived: Derived, stage: int, compute_bytes:
     in_flight = chunks_in_flight(parallel.pipeline, parallel.virtual_pipeline, stage, derived.micro_batches)
     saved = chunk_layers * (residual if backbone.recompute == "full" else layer)
     working = 2 * layer if backbone.recompute == "full" else layer
-    final = 2 * residual + tokens * backbone.hidden * compute_bytes if stage == parallel.pipeline - 1 else 0.0
+    final = 2 * residual + tokens * backbone.hidden * compute_bytes / sequence_split if stage == parallel.pipeline - 1 else 0.0
     return in_flight * (saved + residual) + working + final
 
 

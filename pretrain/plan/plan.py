@@ -8,14 +8,15 @@ from typing import Literal
 
 from pretrain.backbones.flops import training_flops_per_token
 from pretrain.backbones.parameters import count_parameters
+from pretrain.data.manifest import FILE_NAME as MANIFEST
 from pretrain.data.manifest import Manifest
-from pretrain.data.tokenizer import Tokenizer, vocabulary_for
+from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 from pretrain.launch_config import PlanConfig
 from pretrain.plan.layouts import MAX_RANKS, Layout, smallest_layout
 from pretrain.plan.machine import GIB, Machine, check_machine, this_machine
 from pretrain.plan.memory import Memory, rank_memory
-from pretrain.rules import Derived, resolve, validate
+from pretrain.rules import Derived, resolve, run_vocabulary, validate
 from pretrain.run_config import RunConfig
 
 Compute = Literal["fp32", "bf16", "fp8"]
@@ -123,20 +124,27 @@ def fitting_layout(needs: Needs) -> Layout | None:
 
 def check_data(config: RunConfig) -> None:
     """Raises UserError naming the tokenizer or prepared corpus that is missing, and the command that makes it."""
+    if not Path(config.tokenizer).exists():
+        made = f"python launchers/prepare_data.py train_tokenizer input=TEXT output={config.tokenizer}"
+        advice = f"train it with: {made}" if config.tokenizer.endswith(".model") else "copy the tokenizer there, or set tokenizer=FILE"
+        raise UserError(f"tokenizer={config.tokenizer} does not exist; {advice}")
     Tokenizer(config.tokenizer)
     for key, path in _sources(config):
-        try:
-            Manifest.load(Path(path))
-        except UserError as error:
-            raise UserError(f"{key}: {error}") from error
+        if not (Path(path) / MANIFEST).exists():
+            raise UserError(
+                f"{key}.path={path} holds no prepared corpus; prepare it with: "
+                f"python launchers/prepare_data.py tokenize input=TEXT tokenizer={config.tokenizer} output={path}"
+            )
+        Manifest.load(Path(path))
 
 
 def model_size(config: RunConfig, assumed: int | None) -> int:
     """Classes of the model: from the tokenizer where it exists, else as assumed. Raises UserError where neither is known."""
-    if assumed is not None and not os.path.exists(config.tokenizer):
+    if not Path(config.tokenizer).exists():
+        if assumed is None:
+            raise UserError(f"tokenizer={config.tokenizer} does not exist; to plan without it, give the model's vocabulary: plan.vocabulary=32001")
         return assumed
-    needs_mask = config.objective.name != "ar"
-    return vocabulary_for(Tokenizer(config.tokenizer), needs_mask, config.backbone.vocab_multiple).model_size
+    return run_vocabulary(config, Tokenizer(config.tokenizer)).model_size
 
 
 def _bytes(compute: Compute) -> int:

@@ -13,7 +13,8 @@ from tests.checkpoint.examples import LAYOUT, state
 
 
 def card(**changes) -> ResumeCard:
-    values = {"checkpoint": Path("runs/x/checkpoints/step_00000012"), "then": state(12), "layout_now": LAYOUT, "lr_now": 1e-3, "next_batch_now": "00ff"}
+    folder = Path("runs/x/checkpoints/step_00000012")
+    values = {"checkpoint": folder, "then": state(12), "layout_now": LAYOUT, "lr_now": 1e-3, "next_batch_now": "00ff"}
     return ResumeCard(**(values | {"optimizer_found": True} | changes))
 
 

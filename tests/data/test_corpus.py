@@ -117,7 +117,8 @@ def test_open_corpora_refuses_what_is_missing_or_foreign(corpora: dict[str, Corp
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"), [("{", "cannot be read"), ("[]", "format version None"), ('{"format_version": 9}', "format version 9"), ("", "cannot be read")]
+    ("content", "sentence"),
+    [("{", "cannot be read"), ("[]", "format version None"), ('{"format_version": 9}', "format version 9"), ("", "cannot be read")],
 )
 def test_manifests_that_are_none(tmp_path: Path, content: str, sentence: str) -> None:
     (tmp_path / "manifest.json").write_text(content)

@@ -19,7 +19,12 @@ from tests.data.examples import Batch, corrupt, data_config
 Rows = dict[int, dict[str, torch.Tensor]]
 
 
-def training(corpora: dict[str, Corpus], *, batch: Batch = Batch(), lookahead: int = 1, random_length: bool = True, **data: object) -> TrainingSamples:
+BATCH = Batch()
+
+
+def training(
+    corpora: dict[str, Corpus], *, batch: Batch = BATCH, lookahead: int = 1, random_length: bool = True, **data: object
+) -> TrainingSamples:
     config = data_config(**data)
     return TrainingSamples(config, corpora, batch, corrupt=corrupt, lookahead=lookahead, random_length=random_length, seed=7)
 

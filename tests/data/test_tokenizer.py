@@ -23,7 +23,8 @@ def json_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|pad|>", "<|mask|>", "<|video|>"]
-    model.train_from_iterator([text(200, 1)], trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    model.train_from_iterator([text(200, 1)], trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet))
     model.add_tokens([AddedToken("Ophelia")])
     model.enable_truncation(4)
     model.enable_padding(length=4)
@@ -69,7 +70,9 @@ def test_no_end_of_document_token(tmp_path: Path) -> None:
         Tokenizer(tmp_path / "tokenizer.json")
 
 
-@pytest.mark.parametrize(("name", "content"), [("x.model", b"nonsense"), ("x.json", b"{}"), ("x.json", b"\xff"), ("x.txt", b"a"), ("missing.model", None)])
+@pytest.mark.parametrize(
+    ("name", "content"), [("x.model", b"nonsense"), ("x.json", b"{}"), ("x.json", b"\xff"), ("x.txt", b"a"), ("missing.model", None)]
+)
 def test_files_that_are_no_tokenizers(tmp_path: Path, name: str, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
@@ -91,7 +94,9 @@ def test_a_dedicated_slot_may_be_the_mask(json_file: Path) -> None:
     assert (vocabulary.mask_id, vocabulary.model_size) == (2, tokenizer.size)
 
 
-@pytest.mark.parametrize(("mask", "reason"), [(0, "eos token"), (1, "pad token"), (3, "video"), (50, "text may use"), (9999, "outside"), (-1, "outside")])
+@pytest.mark.parametrize(
+    ("mask", "reason"), [(0, "eos token"), (1, "pad token"), (3, "video"), (50, "text may use"), (9999, "outside"), (-1, "outside")]
+)
 def test_collisions_of_the_mask_are_refused(json_file: Path, mask: int, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         vocabulary_for(Tokenizer(json_file), True, 128, mask_id=mask)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ from pretrain.engine.config import OptimizerConfig, ScheduleConfig
 from pretrain.engine.gradients import accumulated_gradient
 from pretrain.engine.optimizer import parameter_groups
 from pretrain.engine.schedule import learning_rate, warmup_steps
-from pretrain.engine.statistics import StepStatistics, global_count
+from pretrain.engine.statistics import StepStatistics, global_count, time_records
 from tests.distributed import run_distributed
 from tests.engine import world as worlds
 from tests.engine.world import World, losses, make_engine, shard
@@ -184,3 +185,12 @@ def test_learning_rate():
     assert warmup_steps(ScheduleConfig(), 100_000) == 1000
     assert warmup_steps(ScheduleConfig(), 5_000) == 100
     assert warmup_steps(ScheduleConfig(), 300) == 30
+
+
+def test_time_records_against_sums_by_hand():
+    sums = np.zeros((10, 5))
+    sums[3] = [2, 32, 64.0, 128.0, 8.0]
+    (record,) = time_records(sums)
+    assert record["low"] == pytest.approx(0.3)
+    assert record["high"] == pytest.approx(0.4)
+    assert (record["samples"], record["loss"], record["nelbo"], record["logit_gradient_norm"]) == (2, 2.0, 4.0, 2.0)

@@ -1,10 +1,14 @@
 """Names in the configuration -> objects: the only place that knows every class."""
 
 import importlib.util
+from functools import partial
 
 import torch
 
 from pretrain.backbones.megatron import Stage, build_stage
+from pretrain.data.corpus import open_corpora
+from pretrain.data.samples import TrainingSamples, ValidationSamples
+from pretrain.data.tokenizer import Tokenizer
 from pretrain.engine.zero import Engine
 from pretrain.errors import UserError
 from pretrain.objectives.ar import AR
@@ -60,3 +64,28 @@ def build_engine(config: RunConfig, objective: Objective, groups: Groups, device
     )  # fmt: skip
 
 
+
+
+def build_samples(config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> tuple[TrainingSamples, ValidationSamples | None]:
+    """Corpora opened and verified: the training stream, and the held-out set where there is one. Raises UserError naming what is wrong."""
+    training = TrainingSamples(
+        config.data,
+        open_corpora(config.data.train, tokenizer),
+        config.batch,
+        corrupt=partial(objective.corrupt, evaluation=False),
+        lookahead=objective.lookahead,
+        random_length=objective.random_length,
+        seed=config.seed,
+    )
+    if not config.data.validation:
+        return training, None
+    held_out = ValidationSamples(
+        config.data,
+        open_corpora(config.data.validation, tokenizer),
+        config.batch,
+        corrupt=partial(objective.corrupt, evaluation=True),
+        lookahead=objective.lookahead,
+        draws=config.validation.draws,
+        seed=config.seed,
+    )
+    return training, held_out

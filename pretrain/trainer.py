@@ -14,19 +14,18 @@ import yaml
 
 from pretrain.backbones.flops import training_flops_per_token
 from pretrain.backbones.parameters import count_parameters
-from pretrain.build import build_engine, build_objective, compute_dtype
-from pretrain.checkpoint.layout import Layout, TrainState
+from pretrain.build import build_engine, build_objective, build_samples, compute_dtype
+from pretrain.checkpoint.layout import CONFIG, Layout, TrainState
 from pretrain.checkpoint.manager import Checkpoint, CheckpointManager
 from pretrain.checkpoint.peers import Peers
 from pretrain.checkpoint.reshape import load_any_layout
-from pretrain.checkpoint.resume import ResumeCard, freeze_run, versions
-from pretrain.data.corpus import open_corpora
-from pretrain.data.loader import build_loader, build_validation_loader
-from pretrain.data.samples import TrainingSamples, ValidationSamples
+from pretrain.checkpoint.resume import OBJECTIVE, RATES_AHEAD, ResumeCard, freeze_run, require_same_network, versions
+from pretrain.data.loader import Loader, build_loader, build_validation_loader
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.engine.schedule import learning_rate
 from pretrain.engine.statistics import TIME_BINS, StepResult, time_records
 from pretrain.engine.zero import Engine
+from pretrain.errors import UserError
 from pretrain.evaluation.likelihood import LikelihoodResult, estimate_likelihood
 from pretrain.objectives.base import Objective
 from pretrain.parallel import groups as parallel_groups
@@ -82,10 +81,12 @@ class Trainer:
         vocabulary = run_vocabulary(config, tokenizer)
         self.derived: Derived = resolve(config, world_size=groups.world_size, model_size=vocabulary.model_size)
         self.objective: Objective = build_objective(config.objective, vocabulary)
-        self.samples, self.held_out = self._open_data(tokenizer)
+        self.samples, self.held_out = build_samples(config, self.objective, tokenizer)
         self.manager = CheckpointManager(config.directory, config.checkpoint.keep, Peers.world())
         checkpoint = self.manager.begin(config.resume)
         self.start = checkpoint.step if checkpoint else 0
+        if checkpoint:
+            self._require_same_run(checkpoint)
         if groups.is_main:
             freeze_run(config.directory, yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
         self.engine: Engine = build_engine(config, self.objective, groups, self.device)
@@ -97,7 +98,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Train to the last step of this start, with records, validation and checkpoints when they are due."""
-        last, window, validated = self.derived.last_step, Window(), self.start
+        last, window = self.derived.last_step, Window()
         if self.start >= last:
             self.log.event(self.start, "finished", f"nothing to do: step {self.start} of {last} is done")
             return
@@ -111,7 +112,7 @@ class Trainer:
                     self._record(step, lr, window)
                     window = Window()
                 with self.throughput.pause():
-                    if self.held_out and (self._due(step, self.config.validation.every) and step != validated):
+                    if self.held_out and self._due(step, self.config.validation.every):
                         self.validate(step)
                     if self._due(step, self.config.checkpoint.every):
                         self.save(step, lr)
@@ -206,36 +207,7 @@ class Trainer:
 
     # ---- data ---------------------------------------------------------------------------------------------------------------------
 
-    def _open_data(self, tokenizer: Tokenizer) -> tuple[TrainingSamples, ValidationSamples | None]:
-        """Open and verify corpora; the training stream and the held-out set."""
-        config, objective = self.config, self.objective
-
-        def noised(evaluation: bool):  # type: ignore[no-untyped-def]
-            return lambda tokens, documents, noise: objective.corrupt(tokens, documents, noise, evaluation=evaluation)
-
-        training = TrainingSamples(
-            config.data,
-            open_corpora(config.data.train, tokenizer),
-            config.batch,
-            corrupt=noised(False),
-            lookahead=objective.lookahead,
-            random_length=objective.random_length,
-            seed=config.seed,
-        )
-        if not config.data.validation:
-            return training, None
-        held_out = ValidationSamples(
-            config.data,
-            open_corpora(config.data.validation, tokenizer),
-            config.batch,
-            corrupt=noised(True),
-            lookahead=objective.lookahead,
-            draws=config.validation.draws,
-            seed=config.seed,
-        )
-        return training, held_out
-
-    def _training_loader(self):  # type: ignore[no-untyped-def]
+    def _training_loader(self) -> Loader:
         return build_loader(
             self.samples,
             self.config.data,
@@ -250,6 +222,7 @@ class Trainer:
 
     def save(self, step: int, lr: float) -> None:
         """Write a checkpoint after `step` updates."""
+        last = self.derived.steps - 1
         state = TrainState(
             step=step,
             tokens=step * self.derived.tokens_per_step,
@@ -261,9 +234,36 @@ class Trainer:
             backbone=dataclasses.asdict(self.config.backbone),
             rows=self.objective.vocabulary.padded_size,
             versions=versions(),
+            extras={OBJECTIVE: self.config.objective.name, RATES_AHEAD: self._rates([step, (step + last) // 2, last])},
         )
         folder = self.manager.save(step, self.engine.save, state)
         self.log.event(step, "checkpoint", f"saved {folder}")
+
+    def _require_same_run(self, checkpoint: Checkpoint) -> None:
+        """Raises UserError where the checkpoint is of another network or objective, or (without resume=changed) of another course of training."""
+        config, state = self.config, checkpoint.state
+        require_same_network(checkpoint.folder, state, config.backbone, self.objective.vocabulary.padded_size, config.objective.name)
+        differences = self._resume_card(checkpoint, optimizer_found=True).differences
+        if differences and config.resume != "changed":
+            raise UserError(
+                f"{checkpoint.folder} does not go on as it was: {'; '.join(differences)}. Put back the configuration that it was trained with "
+                f"({checkpoint.folder / CONFIG}), set resume=changed to continue all the same, or choose another name="
+            )
+
+    def _resume_card(self, checkpoint: Checkpoint, *, optimizer_found: bool) -> ResumeCard:
+        return ResumeCard(
+            checkpoint=checkpoint.folder,
+            then=checkpoint.state,
+            layout_now=self._layout(),
+            lr_now=self.lr(checkpoint.step - 1),
+            next_batch_now=self.samples.fingerprint(checkpoint.step),
+            optimizer_found=optimizer_found,
+            rates_now=self._rates([int(step) for step in checkpoint.state.extras.get(RATES_AHEAD, {})]),
+        )
+
+    def _rates(self, steps: list[int]) -> dict[str, float]:
+        """Learning rates by 0-based step, as JSON keeps them."""
+        return {str(step): self.lr(step) for step in steps}
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Load weights and moments, in this layout or from another one, and say what is continued."""
@@ -272,14 +272,8 @@ class Trainer:
         else:
             load_any_layout(self.engine, checkpoint.folder, Peers.world())
             self.engine.load_objective(checkpoint.folder)
-        card = ResumeCard(
-            checkpoint=checkpoint.folder,
-            then=checkpoint.state,
-            layout_now=self._layout(),
-            lr_now=self.lr(checkpoint.step - 1),
-            next_batch_now=self.samples.fingerprint(checkpoint.step),
-            optimizer_found=all("exp_avg" in self.engine.base_optimizer.state[flat] for flat in self.engine.flat_partitions()),
-        )
+        found = all("exp_avg" in self.engine.base_optimizer.state[flat] for flat in self.engine.flat_partitions())
+        card = self._resume_card(checkpoint, optimizer_found=found)
         self.log.event(checkpoint.step, "resume", card.render())
 
     def _layout(self) -> Layout:

@@ -34,12 +34,9 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("objective", ["mdlm", "ar"])
-@pytest.mark.parametrize("layout", SAME)
+@pytest.mark.parametrize(("objective", "layout"), [*(("mdlm", layout) for layout in SAME), ("ar", "alone"), ("ar", "tp2-pp2")])
 def test_killed_run_resumes_bitwise(tmp_path, objective, layout):
     """6 steps = 3 steps, kill -9 in the fifth, resume from step 3: losses, rates, data, noise, weights and moments."""
-    if (objective, layout) in {("ar", "dp2"), ("ar", "zero3")}:
-        pytest.skip("the objective does not touch these: mdlm covers them")
     ranks, parallel = SAME[layout]
     config = small_config(tmp_path, objective, parallel=parallel)
     whole = run_distributed(train, ranks, replace(config, name="whole"))
@@ -94,6 +91,18 @@ def test_finished_run_is_left_alone(tmp_path):
     assert run_distributed(train, 1, config)[0]["losses"] == []
     state = TrainState.read(config.directory / "checkpoints" / "step_00000006")
     assert (state.step, state.samples, state.tokens) == (6, 48, 768)
+
+
+def test_another_run_is_not_continued_in_silence(tmp_path):
+    config = small_config(tmp_path)
+    run_distributed(train, 1, replace(config, duration=DurationConfig(steps=6, stop_after=3)))
+    longer, reseeded = replace(config, duration=DurationConfig(steps=60)), replace(config, seed=2)
+    wider = replace(config, backbone=replace(config.backbone, hidden=64))
+    assert "learning rate" in run_distributed(fails, 1, longer)[0]
+    assert "next batch" in run_distributed(fails, 1, reseeded)[0]
+    assert "backbone.hidden=32" in run_distributed(fails, 1, replace(wider, resume="changed"))[0]
+    assert "objective=mdlm" in run_distributed(fails, 1, small_config(tmp_path, "ar"))[0]
+    assert len(run_distributed(train, 1, replace(reseeded, resume="changed"))[0]["losses"]) == 3
 
 
 def test_bad_data_is_one_sentence(tmp_path):

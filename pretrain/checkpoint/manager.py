@@ -56,7 +56,7 @@ class CheckpointManager:
 
     # ---- starting -----------------------------------------------------------------------------------------------------------------
 
-    def begin(self, resume: Literal["auto", "fresh"]) -> Checkpoint | None:
+    def begin(self, resume: Literal["auto", "changed", "fresh"]) -> Checkpoint | None:
         """The checkpoint to continue from, or None to start in a directory that holds no work. Call it before anything is written there.
 
         fresh moves what is there aside (NAME.old-1, …) and deletes nothing. A job that Slurm or torchrun restarts keeps its command line:

@@ -1,9 +1,10 @@
 """What a run says when it starts or continues, and the frozen record of what it was started with."""
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -11,12 +12,19 @@ import torch
 import xxhash
 from torch import Tensor
 
+from pretrain.backbones.config import BackboneConfig
 from pretrain.checkpoint.files import replace_durably
 from pretrain.checkpoint.layout import CONFIG, VERSIONS, Layout, TrainState
 from pretrain.checkpoint.peers import disk_trouble
 from pretrain.errors import UserError
 
 PACKAGES = ("torch", "megatron-core", "deepspeed", "transformer-engine", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "numpy", "safetensors")
+OBJECTIVE = "objective"
+"""Name of the objective in TrainState.extras."""
+RATES_AHEAD = "rates_ahead"
+"""In TrainState.extras: step -> learning rate at a few steps to come, by which a changed schedule is noticed."""
+_FREE = ("recompute", "vocab_multiple")
+"""What may change in a backbone without changing the network (its padded rows are compared by themselves)."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,6 +44,7 @@ class ResumeCard:
     lr_now            learning rate that the schedule gives for the last step done; None: not compared.
     next_batch_now    fingerprint of the batch about to be read.
     optimizer_found   whether AdamW's moments were restored.
+    rates_now         the rates that the schedule now gives for the steps of the state's RATES_AHEAD.
     """
 
     checkpoint: Path
@@ -44,6 +53,7 @@ class ResumeCard:
     lr_now: float | None
     next_batch_now: str
     optimizer_found: bool
+    rates_now: dict[str, float] = field(default_factory=dict)
 
     @property
     def differences(self) -> list[str]:
@@ -51,6 +61,11 @@ class ResumeCard:
         found = []
         if self.lr_now is not None and abs(self.lr_now - self.then.lr) > 1e-6 * abs(self.then.lr):
             found.append(f"the schedule now gives learning rate {self.lr_now:.6g} for the last step, which was done with {self.then.lr:.6g}")
+        for step, then in self.then.extras.get(RATES_AHEAD, {}).items():
+            now = self.rates_now.get(step, then)
+            if abs(now - then) > 1e-6 * abs(then):
+                found.append(f"the schedule now gives learning rate {now:.6g} for step {int(step) + 1:,}, where it was to be {then:.6g}")
+                break
         if self.next_batch_now != self.then.next_batch:
             found.append("the next batch is not the one that would have followed: data, mixture, noise or batch size changed")
         if not self.optimizer_found:
@@ -71,6 +86,18 @@ class ResumeCard:
         ]
         lines = ["Resuming", *(f"  {label:<14} {value}" for label, value in rows), *(f"  warning: {difference}" for difference in self.differences)]
         return "\n".join(lines)
+
+
+def require_same_network(folder: Path, state: TrainState, backbone: BackboneConfig, rows: int, objective: str) -> None:
+    """Raises UserError naming what differs, if a checkpoint holds another network than the configuration's, or was trained on another objective."""
+    then = {OBJECTIVE: state.extras.get(OBJECTIVE, objective), "vocabulary rows": state.rows}
+    now = {OBJECTIVE: objective, "vocabulary rows": rows}
+    for key, value in dataclasses.asdict(backbone).items():
+        if key not in _FREE:
+            then[f"backbone.{key}"], now[f"backbone.{key}"] = state.backbone.get(key), value
+    for key, value in now.items():
+        if then[key] != value:
+            raise UserError(f"{folder} was trained with {key}={then[key]}, and the configuration says {value}; set it back, or choose another name=")
 
 
 def versions() -> dict[str, str]:

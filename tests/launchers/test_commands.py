@@ -1,0 +1,52 @@
+"""Every command that a user types, as a process started in another directory, on text made here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.data.examples import text, write_jsonl
+
+LAUNCHERS = Path(__file__).parents[2] / "launchers"
+
+
+def command(folder: Path, *words: str) -> str:
+    """What a command that must succeed prints."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+def python(folder: Path, launcher: str, *words: str) -> str:
+    return command(folder, sys.executable, str(LAUNCHERS / launcher), *words)
+
+
+@pytest.mark.slow
+def test_from_text_to_samples(tmp_path):
+    write_jsonl(tmp_path / "train.jsonl", [text(60, seed) for seed in range(40)])
+    write_jsonl(tmp_path / "validation.jsonl", [text(60, seed) for seed in range(100, 104)])
+    python(tmp_path, "prepare_data.py", "train_tokenizer", "input=train.jsonl", "output=words.model", "vocab_size=60", "byte_fallback=false")
+    for split in ("train", "validation"):
+        python(tmp_path, "prepare_data.py", "tokenize", f"input={split}.jsonl", "tokenizer=words.model", f"output={split}")
+        assert "already" in python(tmp_path, "prepare_data.py", "tokenize", f"input={split}.jsonl", "tokenizer=words.model", f"output={split}")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(LAUNCHERS / "pretrain.py"))
+    settings = (
+        "+model=mdlm_tiny", "name=words", "data=custom", "tokenizer=words.model", "data.train.main.path=train",
+        "data.validation.main.path=validation", "parallel.tensor=2", "batch.global_sequences=8", "batch.micro_sequences=4", "batch.length=16",
+        "backbone.hidden=32", "duration.steps=4",
+        "schedule.warmup_steps=1", "telemetry.log_every=2", "telemetry.wandb=off",
+    )  # fmt: skip
+    command(tmp_path, *torchrun, *settings, "duration.stop_after=2")
+    assert "Resuming" in command(tmp_path, *torchrun, *settings)
+    records = [json.loads(line) for line in (tmp_path / "runs/words/log.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records if r["kind"] == "train"] == [2, 4]
+    python(tmp_path, "sample.py", "checkpoint=runs/words", "count=2", "output=runs/words/samples.jsonl")
+    assert len((tmp_path / "runs/words/samples.jsonl").read_text().splitlines()) == 2
+    summary = python(tmp_path, "summary.py", "runs/words", "validation")
+    assert "validation (bound)" in summary
+    assert "unigram entropy" in summary

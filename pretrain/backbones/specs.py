@@ -18,7 +18,7 @@ def linear_provider(*, transformer_engine: bool) -> Any:
     """megatron-core's table of parallel linears. Raises UserError when Transformer Engine is asked for and not installed."""
     if not transformer_engine:
         return LocalSpecProvider()
-    require("transformer_engine", purpose="FP8 and Transformer Engine layers", install="pip install 'pretraining[gpu]'")
+    require("transformer_engine", purpose="FP8 and Transformer Engine layers", install="pip install -e '.[gpu]'")
     from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
 
     return TESpecProvider()

@@ -150,7 +150,7 @@ def _hydra_sentence(error: Exception, config_name: str) -> str:
         if key == "model" and config_name == "pretrain":
             return "write +model=PRESET with a plus sign: no preset is loaded by default"
         if re.match(r"data\.(train|validation)\.", key):
-            return f"{key} is a source that the preset does not have: write +{key}=… to add it"
+            return f"{key} is not in the preset: write +{key}=… to add it"
         return f"unknown key {key}{_nearest(key, _composed_keys(config_name))}"
     if isinstance(error, ConfigCompositionException) and "Multiple values" in text:
         return f"{_one_line(error)}: a preset already chooses it, so write it without the plus sign"

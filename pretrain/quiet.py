@@ -1,10 +1,12 @@
-"""torchrun without its failure report when ranks left because of a user's mistake, which they have already explained in one sentence.
+"""torchrun without its failure report when ranks left because of a user's mistake, which they have already explained in one sentence, and
+without a stack trace when it was told to stop.
 
 `import torch` calls `install` in every process of this environment (entry point `torch.backends`), torchrun's agent among them. It does
 nothing anywhere else, imports nothing heavy, and never raises: it must not stand in the way of other programs that use torch.
 """
 
 import logging
+import signal
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -38,7 +40,9 @@ def _silence_exceptions() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
-        if not _explained(error):
+        if kind.__name__ == "SignalException":  # Ctrl-C, or a scheduler's signal: nothing failed that a stack could explain
+            print(f"torchrun: stopped by {signal.Signals(getattr(error, 'sigval', signal.SIGTERM)).name}", file=sys.stderr)
+        elif not _explained(error):
             before(kind, error, trace)
 
     sys.excepthook = hook

@@ -54,3 +54,15 @@ def test_log_records() -> None:
     assert not kept("failed (exitcode: %s) local_rank: %s", 64, 0)
     assert kept("failed (exitcode: %s) local_rank: %s", 1, 0)
     assert not kept("Sending process %s closing signal %s", 12, "SIGTERM")
+
+
+def test_a_signal_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class SignalException(Exception):
+        sigval = 2
+
+    monkeypatch.setattr(sys, "excepthook", lambda *_: pytest.fail("a stack trace"))
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/torchrun"])
+    quiet.install()
+    sys.excepthook(SignalException, SignalException(), None)
+    assert capsys.readouterr().err == "torchrun: stopped by SIGINT\n"
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").removeFilter(quiet._worth_logging)

@@ -157,10 +157,11 @@ def report(config: RunConfig, groups: Groups, compute: Literal["fp32", "bf16"], 
     peak = measure_matmul_peak(dtype, device)
     with batches(config, objective, device) as loader:
         seconds = timed(step, loader, device)
-        parts = shares(step, loader, engine, device)
     network = build_network(config, objective, groups, device)
     with batches(config, objective, device) as loader:
         bare = timed(bare_step(network, engine, config.precision.loss_chunk), loader, device)
+    with batches(config, objective, device) as loader:  # last: a profiler that has run once may slow what follows
+        parts = shares(step, loader, engine, device)
     tokens = config.batch.global_sequences * config.batch.length
     flops = training_flops_per_token(config.backbone, size, config.batch.length) * tokens / seconds
     print(f"\n{config.name}, {compute}: {tokens / seconds:,.0f} tokens/s, {1e3 * seconds:.1f} ms per step of {tokens} tokens")

@@ -6,6 +6,7 @@ Text is kept as it is: no normalisation, spaces neither merged nor added, digits
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -82,10 +83,17 @@ def _train(config: TrainTokenizerConfig, files: list[InputFile]) -> bytes:
             pad_id=PAD_ID,
         )
     except (RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())
-        advice = "choose a smaller vocab_size, or more text" if "too high" in reason else "choose a larger vocab_size, or byte_fallback=false"
-        raise UserError(f"no tokenizer of {config.vocab_size} pieces can be trained on this text ({reason}); {advice}") from error
+        raise UserError(f"no tokenizer of {config.vocab_size} pieces can be trained on this text: {_explanation(str(error))}") from error
     return model.getvalue()
+
+
+def _explanation(complaint: str) -> str:
+    """sentencepiece's complaint as reason and advice."""
+    if needed := re.search(r"required_chars\. \d+ vs (\d+)", complaint):
+        return f"its characters alone need {needed[1]}; set vocab_size above that, or byte_fallback=false"
+    if possible := re.search(r"<= (\d+)\.?\s*$", complaint):
+        return f"it has no more than {possible[1]} different pieces; choose vocab_size={possible[1]}, or give more text"
+    return " ".join(complaint.split())
 
 
 def _lines(config: TrainTokenizerConfig, files: list[InputFile]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
 from data_prep.tasks import TASKS  # noqa: E402
+from pretrain.command_line import run_command  # noqa: E402
 from pretrain.compose import compose_arguments, typed  # noqa: E402
 from pretrain.errors import UserError  # noqa: E402
 
@@ -25,23 +26,19 @@ def run(tree: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Exit status: 0 done, 1 a mistake that one sentence on stderr explains, 130 interrupted."""
+    """Compose, then run the task; the first word may be its name alone."""
     if len(sys.argv) > 1 and "=" not in sys.argv[1] and not sys.argv[1].startswith("-"):
         sys.argv[1] = f"prepare_data={sys.argv[1]}"
-    try:
-        composed = compose_arguments("prepare_data")
-        if composed is not None:
+    composed = compose_arguments("prepare_data")
+    if composed is not None:
+        try:
             tree = OmegaConf.to_container(composed, resolve=True)
-            assert isinstance(tree, dict)
-            run({str(key): value for key, value in tree.items()})
-    except (UserError, OmegaConfBaseException) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; run the same command to continue", file=sys.stderr)
-        return 130
+        except OmegaConfBaseException as error:
+            raise UserError(str(error)) from error
+        assert isinstance(tree, dict)
+        run({str(key): value for key, value in tree.items()})
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

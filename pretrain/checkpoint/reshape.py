@@ -162,7 +162,7 @@ def _prepare_states(optimizer: Any, logical: LogicalFolder, stage3: bool) -> Non
     for flat, group in _flat_partitions(optimizer, stage3):
         on_device = group.get("fused") or group.get("capturable")
         state = {key: torch.zeros_like(flat) for key in ("exp_avg", "exp_avg_sq", *logical.keys) if key != MASTER}
-        state["step"] = torch.tensor(0.0, device=flat.device if on_device else "cpu")
+        state["step"] = torch.tensor(float(logical.step), device=flat.device if on_device else "cpu")
         base.state[flat].clear()
         base.state[flat].update(state)
     if not stage3:

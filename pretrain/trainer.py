@@ -19,7 +19,7 @@ from pretrain.checkpoint.layout import CONFIG, Layout, TrainState
 from pretrain.checkpoint.manager import Checkpoint, CheckpointManager
 from pretrain.checkpoint.peers import Peers
 from pretrain.checkpoint.reshape import load_any_layout
-from pretrain.checkpoint.resume import OBJECTIVE, RATES_AHEAD, ResumeCard, freeze_run, require_same_network, versions
+from pretrain.checkpoint.resume import ENGINE, OBJECTIVE, RATES_AHEAD, ResumeCard, freeze_run, require_same_network, versions
 from pretrain.data.loader import Loader, build_loader, build_validation_loader
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.engine.schedule import learning_rate
@@ -234,7 +234,11 @@ class Trainer:
             backbone=dataclasses.asdict(self.config.backbone),
             rows=self.objective.vocabulary.padded_size,
             versions=versions(),
-            extras={OBJECTIVE: self.config.objective.name, RATES_AHEAD: self._rates([step, (step + last) // 2, last])},
+            extras={
+                OBJECTIVE: self.config.objective.name,
+                ENGINE: self._engine(),
+                RATES_AHEAD: self._rates([step, (step + last) // 2, last]),
+            },
         )
         folder = self.manager.save(step, self.engine.save, state)
         self.log.event(step, "checkpoint", f"saved {folder}")
@@ -261,13 +265,18 @@ class Trainer:
             rates_now=self._rates([int(step) for step in checkpoint.state.extras.get(RATES_AHEAD, {})]),
         )
 
+    def _engine(self) -> list[str]:
+        """What DeepSpeed's files depend on besides the layout, as JSON keeps it."""
+        return [str(compute_dtype(self.config)), self.config.optimizer.decay]
+
     def _rates(self, steps: list[int]) -> dict[str, float]:
         """Learning rates by 0-based step, as JSON keeps them."""
         return {str(step): self.lr(step) for step in steps}
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Load weights and moments, in this layout or from another one, and say what is continued."""
-        if checkpoint.state.layout == self._layout():
+        # DeepSpeed's own files fit only an engine of the same layout, type and parameter groups; logical tensors fit every one.
+        if checkpoint.state.layout == self._layout() and checkpoint.state.extras.get(ENGINE) == self._engine():
             self.engine.load(checkpoint.folder)
         else:
             load_any_layout(self.engine, checkpoint.folder, Peers.world())

@@ -71,6 +71,17 @@ def test_resume_in_another_layout(tmp_path, first, second):
     assert resumed["rates"] == whole["rates"][3:]
 
 
+@pytest.mark.parametrize(("first", "second"), [(("bf16", "all"), ("fp32", "matrices")), (("fp32", "matrices"), ("bf16", "all"))])
+def test_resume_in_another_precision_and_with_other_decay_groups(tmp_path, first, second):
+    def of(precision, decay):
+        return small_config(tmp_path, precision=PrecisionConfig(compute=precision), optimizer=OptimizerConfig(decay=decay))
+
+    whole = run_distributed(train, 1, replace(of(*second), name="whole"))[0]
+    run_distributed(train, 1, replace(of(*first), duration=DurationConfig(steps=6, stop_after=3)))
+    resumed = run_distributed(train, 1, of(*second))[0]
+    assert resumed["losses"] == pytest.approx(whole["losses"][3:], rel=2e-2)
+
+
 @pytest.mark.parametrize(
     ("ranks", "sizes", "micro"), [(4, {}, 1), (4, {"tensor": 2}, 2), (4, {"pipeline": 2}, 2), (4, {"tensor": 2, "pipeline": 2}, 4)]
 )

@@ -21,6 +21,8 @@ from pretrain.errors import UserError
 PACKAGES = ("torch", "megatron-core", "deepspeed", "transformer-engine", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "numpy", "safetensors")
 OBJECTIVE = "objective"
 """Name of the objective in TrainState.extras."""
+ENGINE = "engine"
+"""In TrainState.extras: type and parameter groups of the engine that wrote the ZeRO files."""
 RATES_AHEAD = "rates_ahead"
 """In TrainState.extras: step -> learning rate at a few steps to come, by which a changed schedule is noticed."""
 _FREE = ("recompute", "vocab_multiple")

@@ -6,6 +6,7 @@ Also attention patterns against a loop over documents, and parameter counts agai
 from dataclasses import replace
 from pathlib import Path
 
+import hydra
 import pytest
 import torch
 
@@ -13,11 +14,13 @@ from pretrain.backbones.attention import dense_mask, mask_function
 from pretrain.backbones.config import BackboneConfig
 from pretrain.backbones.megatron import build_stage
 from pretrain.backbones.parameters import count_parameters
+from pretrain.compose import command_from
 from pretrain.convert.param_map import ParameterMap, network_config
 from pretrain.hf_model.modeling_network import build_network
 from pretrain.hf_model.network_input import Attention, NetworkInput
 from pretrain.parallel import groups as parallel_groups
 from pretrain.parallel.config import ParallelConfig
+from pretrain.presets import LADDER, register
 from tests.distributed import run_distributed
 from tests.engine.world import randomise
 
@@ -145,3 +148,28 @@ def count_on_meta(rows: int) -> int:
 
 def test_largest_model_builds_on_meta():
     assert run_distributed(count_on_meta, 1, 131072)[0] / 1e6 == pytest.approx(2209.7, abs=0.05)
+
+
+def built_on_meta(shapes: list[tuple[BackboneConfig, int, Attention]]) -> list[int]:
+    """Parameters of each network, built by the production code without memory."""
+    groups = parallel_groups.initialize(ParallelConfig(), seed=1)
+    meta, counts = torch.device("meta"), []
+    for backbone, rows, attention in shapes:
+        stage = build_stage(backbone, ParallelConfig(), groups, rows=rows, attention=attention, dtype=torch.bfloat16, device=meta)
+        counts.append(sum(parameter.numel() for parameter in stage.parameters()))
+    return counts
+
+
+def test_every_preset_builds_on_meta():
+    configs = Path(__file__).parents[2] / "configs" / "model"
+    names = sorted(file.stem for file in configs.glob("*.yaml")) + [f"{objective}_{size}" for objective in ("ar", "mdlm") for size in LADDER]
+    assert len(names) == 66
+    register()
+    shapes = []
+    with hydra.initialize_config_dir(str(configs.parent), version_base="1.3"):
+        for name in names:
+            command = command_from(hydra.compose("pretrain", [f"+model={name}"]))
+            attention = Attention.CAUSAL if command.run.objective.name == "ar" else Attention.FULL
+            shapes.append((command.run.backbone, command.plan.vocabulary, attention))
+    counts = run_distributed(built_on_meta, 1, shapes)[0]
+    assert counts == [count_parameters(backbone, rows) for backbone, rows, _ in shapes]

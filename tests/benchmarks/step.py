@@ -44,7 +44,9 @@ from pretrain.parallel.vocabulary import Vocabulary  # noqa: E402
 from pretrain.run_config import RunConfig  # noqa: E402
 from pretrain.telemetry.throughput import measure_matmul_peak  # noqa: E402
 
-WARMUP, MEASURED, PROFILED = 3, 20, 5
+WARMUP, MEASURED, PROFILED = 2, 20, 3
+PATIENCE = 15.0
+"""Seconds after which four measured steps are enough."""
 TOKENIZER_SIZE = 256
 MATRIX = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn", "_addmm_activation")
 ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")
@@ -72,8 +74,10 @@ def batches(config: RunConfig, objective: Objective, device: torch.device) -> Lo
 
 def timed(step: Callable[[BatchShard], object], loader: Iterator[BatchShard], device: torch.device) -> float:
     """Median seconds of a step, with the wait for its batch."""
-    seconds = []
+    seconds: list[float] = []
     for i in range(WARMUP + MEASURED):
+        if sum(seconds) > PATIENCE and len(seconds) >= 4:
+            break
         start = time.perf_counter()
         step(next(loader))
         if device.type == "cuda":

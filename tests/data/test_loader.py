@@ -102,6 +102,13 @@ def test_windows_are_cut_from_the_stream(corpora: dict[str, Corpus]) -> None:
         assert np.array_equal(found.targets["ids"], expected) and np.array_equal(found.inputs["documents"], documents)
 
 
+def test_times_are_stratified_over_the_global_batch(corpora: dict[str, Corpus]) -> None:
+    samples = training(corpora)
+    for step in range(3):
+        times = [samples.sample(8 * step + position).corrupted.t for position in range(8)]
+        assert [int(8 * time) for time in times if time is not None] == list(range(8))
+
+
 def test_documents_are_handed_on_only_where_a_mask_is_needed(corpora: dict[str, Corpus]) -> None:
     def micro_batches(**options: object) -> Iterator[tuple[bool, torch.Tensor]]:
         samples = training(corpora, **options)

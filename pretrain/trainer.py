@@ -247,6 +247,13 @@ class Trainer:
         """Raises UserError where the checkpoint is of another network or objective, or (without resume=changed) of another course of training."""
         config, state = self.config, checkpoint.state
         require_same_network(checkpoint.folder, state, config.backbone, self.objective.vocabulary.padded_size, config.objective.name)
+        done = (checkpoint.step * config.batch.global_sequences, checkpoint.step * self.derived.tokens_per_step)
+        if done != (state.samples, state.tokens):
+            raise UserError(
+                f"{checkpoint.folder} was reached with {state.samples // state.step} sequences of {state.tokens // state.samples} tokens per step, "
+                f"and the configuration says {config.batch.global_sequences} of {config.batch.length}; a run keeps its batch: set it back, or "
+                "choose another name="
+            )
         differences = self._resume_card(checkpoint, optimizer_found=True).differences
         if differences and config.resume != "changed":
             raise UserError(

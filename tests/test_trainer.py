@@ -111,6 +111,8 @@ def test_another_run_is_not_continued_in_silence(tmp_path):
     wider = replace(config, backbone=replace(config.backbone, hidden=64))
     assert "learning rate" in run_distributed(fails, 1, longer)[0]
     assert "next batch" in run_distributed(fails, 1, reseeded)[0]
+    doubled = replace(config, batch=replace(config.batch, global_sequences=16), resume="changed")
+    assert "8 sequences of 16 tokens per step" in run_distributed(fails, 1, doubled)[0]
     assert "backbone.hidden=32" in run_distributed(fails, 1, replace(wider, resume="changed"))[0]
     assert "objective=mdlm" in run_distributed(fails, 1, small_config(tmp_path, "ar"))[0]
     assert len(run_distributed(train, 1, replace(reseeded, resume="changed"))[0]["losses"]) == 3
@@ -127,6 +129,12 @@ def test_bad_data_is_one_sentence(tmp_path):
     shard = next(corpus.glob("*.bin"))
     shard.write_bytes(shard.read_bytes()[:-10])
     assert shard.name in run_distributed(fails, 1, config)[0]
+    held_out = next((tmp_path / "held_out" / "corpus").glob("*.idx"))
+    content = bytearray(held_out.read_bytes())
+    content[60:70] = b"\xff" * 10
+    held_out.write_bytes(content)
+    intact = replace(config, data=replace(config.data, train=config.data.validation, validation={}))
+    assert held_out.name in run_distributed(fails, 1, intact)[0], "an index of the right size with other contents"
     assert not config.directory.exists(), "a refused run leaves nothing behind"
 
 

@@ -93,8 +93,12 @@ class Manifest:
             raise UserError(f"{path} does not have the fields of a manifest ({error}); prepare the corpus again") from error
 
 
+WHOLE_INDEX_BYTES = 64 << 20
+"""Indexes up to this size are hashed whole at every start (a tenth of a second); larger ones by the audit only."""
+
+
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Sizes, headers and sampled blocks of every shard against the manifest. UserError names the first shard that differs."""
+    """Sizes, headers, sampled blocks and indexes of every shard against the manifest. UserError names the first shard that differs."""
     for record in manifest.shards:
         shard = IndexedShard(folder / record.file)
         found = (shard.tokens, shard.documents, str(shard.dtype))
@@ -105,6 +109,8 @@ def verify(folder: Path, manifest: Manifest) -> None:
             )
         if sampled_hash(shard.bin_path) != record.sample:
             raise UserError(f"{shard.bin_path} changed after preparation (sampled blocks differ from the manifest); prepare the corpus again")
+        if record.idx_bytes <= WHOLE_INDEX_BYTES and file_hash(shard.idx_path) != record.idx_hash:
+            raise UserError(f"{shard.idx_path} changed after preparation (its hash differs from the manifest); prepare the corpus again")
         shard.check_ids(manifest.tokenizer.size)
 
 

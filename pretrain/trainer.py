@@ -6,6 +6,7 @@ main -> run -> Trainer.fit: next(loader) -> engine.train_step -> telemetry -> va
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -105,7 +106,7 @@ class Trainer:
         with self._training_loader() as loader:
             for shard in loader:
                 lr, step = self.lr(shard.step), shard.step + 1
-                window.add(self.engine.train_step(shard, lr))
+                window.add(self._finite(step, self.engine.train_step(shard, lr)))
                 self.throughput.add(self.derived.tokens_per_step)
                 self.log.advance(step)
                 if self._due(step, self.config.telemetry.log_every):
@@ -118,6 +119,15 @@ class Trainer:
                         self.save(step, lr)
                 if step >= last:
                     break
+
+    def _finite(self, step: int, result: StepResult) -> StepResult:
+        """Raises UserError for a loss or gradient that is not finite, before anything after it is saved: the same on every rank."""
+        if math.isfinite(result.loss) and math.isfinite(result.gradient_norm):
+            return result
+        raise UserError(
+            f"step {step} gave loss {result.loss:.4g} and gradient norm {result.gradient_norm:.4g}: the run diverged and stops here, with its "
+            "earlier checkpoints intact; lower schedule.peak or optimizer.clip, and start again from one of them"
+        )
 
     def _due(self, step: int, every: int) -> bool:
         """Every so many steps (0: never), and at the last step of the schedule or of this start."""

@@ -118,6 +118,16 @@ def test_another_run_is_not_continued_in_silence(tmp_path):
     assert len(run_distributed(train, 1, replace(reseeded, resume="changed"))[0]["losses"]) == 3
 
 
+def test_diverged_run_stops_and_keeps_its_checkpoints(tmp_path):
+    config = small_config(tmp_path, optimizer=OptimizerConfig(clip=0.0))
+    config = replace(config, schedule=replace(config.schedule, kind="constant", peak=1e20), checkpoint=replace(config.checkpoint, every=1, keep=1))
+    sentence = run_distributed(fails, 1, config)[0]
+    assert "the run diverged" in sentence
+    left = [path.name for path in (config.directory / "checkpoints").iterdir()]
+    assert len(left) == 1
+    assert TrainState.read(config.directory / "checkpoints" / left[0]).step < int(sentence.split()[1])
+
+
 def test_bad_data_is_one_sentence(tmp_path):
     config = small_config(tmp_path)
     corpus = tmp_path / "train" / "corpus"

@@ -10,7 +10,7 @@ from pretrain.backbones.flops import steps_for_budget
 from pretrain.data.tokenizer import Tokenizer, vocabulary_for
 from pretrain.engine.schedule import warmup_steps
 from pretrain.errors import UserError
-from pretrain.objectives.config import ObjectiveConfig
+from pretrain.objectives.rules import check_objective
 from pretrain.parallel.vocabulary import Vocabulary
 from pretrain.ranges import check_ranges
 from pretrain.run_config import RunConfig
@@ -63,7 +63,7 @@ def resolve(config: RunConfig, *, world_size: int, model_size: int) -> Derived:
 def run_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> Vocabulary:
     """The three vocabulary sizes and the mask id of a run. Raises UserError for a mask id that text may use."""
     objective = config.objective
-    return vocabulary_for(tokenizer, objective.name != "ar", config.backbone.vocab_multiple, objective.mask_id)
+    return vocabulary_for(tokenizer, objective.has_mask, config.backbone.vocab_multiple, objective.mask_id)
 
 
 def validate(config: RunConfig, *, world_size: int) -> None:
@@ -116,13 +116,10 @@ def _check_backbone(config: RunConfig) -> None:
 
 
 def _check_objective(config: RunConfig) -> None:
-    if config.objective.name != "ar":
+    objective = config.objective
+    check_objective(objective)
+    if objective.name != "ar":
         return
-    plain = ObjectiveConfig(name="ar")
-    for key in ("mask_id", "schedule_eps", "time_eps", "low_variance", "evaluation"):
-        value = getattr(config.objective, key)
-        if value != getattr(plain, key):
-            raise UserError(f"objective.{key}={value} belongs to diffusion objectives; ar has no noise: leave it out")
     if config.data.random_length_probability:
         raise UserError(
             f"data.random_length_probability={config.data.random_length_probability} is for diffusion objectives; ar sees every length "

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core.enums import ModelType
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import ColumnParallelLinear, VocabParallelEmbedding, scatter_to_sequence_parallel_region
+from megatron.core.tensor_parallel import ColumnParallelLinear, VocabParallelEmbedding
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -130,10 +130,7 @@ class Chunk(MegatronModule):
 
     def _embed(self, inputs: NetworkInput) -> Tensor:
         assert self.embedding is not None
-        if inputs.embeddings_BLD is not None:
-            hidden_LBD = inputs.embeddings_BLD.transpose(0, 1).contiguous()
-            hidden_LBD = scatter_to_sequence_parallel_region(hidden_LBD) if self.config.sequence_parallel else hidden_LBD
-        elif self.config.sequence_parallel:  # megatron-core's embedding has already transposed and scattered
+        if self.config.sequence_parallel:  # megatron-core's embedding has already transposed and scattered
             hidden_LBD = self.embedding(inputs.ids_BL)
         else:
             hidden_LBD = self.embedding(inputs.ids_BL).transpose(0, 1).contiguous()

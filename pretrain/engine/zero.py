@@ -107,7 +107,7 @@ class Engine:
 
     def _hooked_step(self, batches: tuple[MicroBatch, ...], scale: float, statistics: StepStatistics, lr: float) -> None:
         for i, batch in enumerate(batches):
-            logits_LBv = self.deepspeed(self.objective.network_input(batch.inputs))
+            logits_LBv = self.deepspeed(self.objective.network_input(batch.inputs, self.vocab))
             value, sums = training_loss(self.objective, logits_LBv, batch.targets, self.vocab, scale=scale, chunk=self._chunk)
             statistics.add(batch, sums)
             self.deepspeed.backward(value)
@@ -163,7 +163,7 @@ class Engine:
         self.module.eval()
         if self.zero_stage == 3:  # parameters are gathered by DeepSpeed's forward hooks
             for batch in shard.micro_batches:
-                loss(batch, self.deepspeed(self.objective.network_input(batch.inputs)))
+                loss(batch, self.deepspeed(self.objective.network_input(batch.inputs, self.vocab)))
         else:
             self._run_schedule(shard.micro_batches, loss, forward_only=True)
         ranks, own = self.groups.data.size, self.groups.data.rank
@@ -182,7 +182,7 @@ class Engine:
 
         def forward_step(iterator: Iterator[MicroBatch], chunk: Any) -> tuple[Tensor, Any]:
             batch = next(iterator)
-            return chunk(self.objective.network_input(batch.inputs)), partial(loss, batch)
+            return chunk(self.objective.network_input(batch.inputs, self.vocab)), partial(loss, batch)
 
         chunks = list(self.module.chunks)
         get_forward_backward_func()(

@@ -113,7 +113,7 @@ class DiT(nn.Module):
         pattern = attention_pattern(inputs, 0 if cache is None else cache.length)
         rotary = rotary_angles(inputs.positions_BL, self.config.head_dim, self.config.rope_base)
         condition_BC = self.time_embedding(inputs.conditioning_B)
-        x_BLD = embed(self.embed_tokens, inputs.ids_BL, inputs.embeddings_BLD, fp32=self.config.fp32_residual)
+        x_BLD = embed(self.embed_tokens, inputs.ids_BL, fp32=self.config.fp32_residual)
         for block in self.layers:
             x_BLD = block(x_BLD, condition_BC, rotary, pattern, cache)
         if cache is not None:

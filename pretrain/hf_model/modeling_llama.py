@@ -62,7 +62,7 @@ class Llama(nn.Module):
         """What the head reads, [B, L, D]; `cache` holds the positions before these and is extended by them."""
         pattern = attention_pattern(inputs, 0 if cache is None else cache.length)
         rotary = rotary_angles(inputs.positions_BL, self.config.head_dim, self.config.rope_base)
-        x_BLD = embed(self.embed_tokens, inputs.ids_BL, inputs.embeddings_BLD, fp32=self.config.fp32_residual)
+        x_BLD = embed(self.embed_tokens, inputs.ids_BL, fp32=self.config.fp32_residual)
         for block in self.layers:
             x_BLD = block(x_BLD, rotary, pattern, cache)
         if cache is not None:

@@ -65,6 +65,11 @@ class VocabShard:
         """[B, L, E]: sum over the vocabulary of weight times this rank's table rows; the rows' gradients are theirs in full."""
         return self._reduce(weights_BLv @ table_vE)
 
+    def lookup(self, table_vE: Tensor, index_BL: Tensor) -> Tensor:
+        """[B, L, E]: rows of a table of which this rank holds its own columns' rows; their gradients are theirs in full."""
+        column_BL, here_BL = self._locate(index_BL)
+        return self._reduce(torch.where(here_BL.unsqueeze(-1), table_vE[column_BL], 0.0))
+
     def spread(self, values: Tensor) -> Tensor:
         """A replicated tensor of any shape, about to meet this rank's columns: itself forward, the sum over ranks of its gradient backward."""
         if self.group is None:

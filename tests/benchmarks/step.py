@@ -94,7 +94,7 @@ def bare_step(network: torch.nn.Module, engine: zero.Engine, chunk: int) -> Call
     def step(shard: BatchShard) -> None:
         count = sum(int(batch.count_B.sum()) for batch in shard.micro_batches)
         for batch in shard.micro_batches:
-            logits_LBv = network(objective.network_input(batch.inputs))
+            logits_LBv = network(objective.network_input(batch.inputs, engine.vocab))
             training_loss(objective, logits_LBv, batch.targets, engine.vocab, scale=1 / count, chunk=chunk)[0].backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()

@@ -172,15 +172,6 @@ def test_cached_logits_equal_uncached(config: NetworkConfig, pieces: list[int]) 
 
 
 @BOTH
-def test_embeddings_replace_ids(config: NetworkConfig) -> None:
-    network = randomised(config)
-    ids_BL = torch.randint(V, (2, 6))
-    by_id = inputs(ids_BL, Attention.FULL)
-    by_row = NetworkInput(**{**vars(by_id), "ids_BL": None, "embeddings_BLD": network.embed_tokens(ids_BL)})
-    torch.testing.assert_close(network(by_row), network(by_id), rtol=0, atol=0)
-
-
-@BOTH
 def test_bf16_weights_keep_an_fp32_residual_stream(config: NetworkConfig) -> None:
     network = randomised(config)
     given = inputs(torch.randint(V, (2, 16), generator=torch.Generator().manual_seed(4)), Attention.FULL)

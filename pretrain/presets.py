@@ -56,10 +56,13 @@ LADDER_VOCABULARY = 32001
 
 
 def defaults_tree(kind: type) -> dict[str, Any]:
-    """Every key of a configuration dataclass with its default, `???` where there is none: so a command line may set any key without `+`."""
+    """Every key of a configuration dataclass with its default, `???` where there is none: so a command line may set any key without `+`.
+    Derived fields are not keys."""
     hints = get_type_hints(kind)
     tree: dict[str, Any] = {}
     for item in fields(kind):
+        if item.metadata.get("derived"):
+            continue
         if is_dataclass(hints[item.name]):
             tree[item.name] = defaults_tree(hints[item.name])
         elif item.default_factory is not MISSING:

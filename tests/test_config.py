@@ -181,7 +181,7 @@ def test_command_line_beats_preset_and_recipe(tmp_path: Path, monkeypatch: pytes
         (["+model=mdlm_tiny", "parallel.tensor=true"], r"parallel\.tensor=True must be a valid integer"),
         (["+model=mdlm_tiny", "parallel.tensor=1.5"], r"parallel\.tensor=1\.5 must be a valid integer"),
         (["+model=mdlm_tiny", "optimizer.clip=[1]"], r"optimizer\.clip=\[1\] must be a valid number"),
-        (["+model=mdlm_tiny", "objective.name=dou"], r"objective\.name=dou must be 'ar' or 'mdlm'"),
+        (["+model=mdlm_tiny", "objective.name=dou"], r"objective\.name=dou must be 'ar', 'mdlm', 'duo', 'esolm', 'replaid' or 'mdm_prime'"),
         (["+model=mdlm_tiny", "name=2024"], r"name=2024 must be a valid string; quote it"),
         (["+model=mdlm_tiny", "check=maybe"], r"check=maybe must be true or false"),
         (["+model=mdlm_tiny", "optimizer=3"], r"group override must be a string"),
@@ -210,7 +210,10 @@ def test_own_presets_from_another_folder(tmp_path: Path) -> None:
 
 def test_every_number_and_text_has_a_range() -> None:
     closed = {
-        "resume", "objective.name", "objective.low_variance", "objective.evaluation", "backbone.kind", "backbone.qk_norm", "backbone.recompute",
+        "resume", "objective.name", "objective.low_variance", "objective.evaluation", "objective.duo", "objective.duo.curriculum",
+        "objective.esolm", "objective.esolm.evaluate", "objective.replaid", "objective.replaid.output_prior", "objective.mdm_prime",
+        "objective.mdm_prime.join", "objective.mdm_prime.carry_over", "objective.mdm_prime.loss",
+        "backbone.kind", "backbone.qk_norm", "backbone.recompute",
         "data.train", "data.validation", "data.document_masks", "data.loader", "optimizer.decay", "schedule.kind", "precision.compute",
         "precision.fp8", "precision.fp32_residual", "parallel.sequence", "telemetry.wandb",
     }  # fmt: skip

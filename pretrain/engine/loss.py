@@ -33,8 +33,10 @@ def slice_targets(targets: dict[str, Tensor], start: int, stop: int) -> dict[str
 def training_loss(
     objective: Objective, logits_LBv: Tensor, targets: dict[str, Tensor], vocab: VocabShard, *, scale: float, chunk: int
 ) -> tuple[Tensor, SampleSums]:
-    """scale * (sum of the loss over the micro-batch), differentiable, and the sums for telemetry. Overwrites `logits_LBv`."""
-    parameters = [p for p in objective.modules().parameters() if p.requires_grad]
+    """scale * (sum of the loss over the micro-batch), differentiable in the logits, the objective's parameters and its leaves among the targets,
+    and the sums for telemetry. Overwrites `logits_LBv`."""
+    parameters: list[Tensor] = [p for p in objective.modules().parameters() if p.requires_grad]
+    parameters += [target for target in targets.values() if target.requires_grad]
     loss, loss_B, nelbo_B, squared_B = _SlicedLoss.apply(logits_LBv, objective, targets, vocab, scale, chunk, *parameters)
     return loss, SampleSums(loss_B, nelbo_B, squared_B)
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from .attention_patterns import KeyValueCache, Pattern, attention_pattern, rotary_angles
 from .configuration_network import NetworkConfig
-from .modeling_layers import RMSNorm, SelfAttention, embed, new_cache
+from .modeling_inputs import build_input, residual_stream
+from .modeling_layers import RMSNorm, SelfAttention, new_cache
 from .network_input import NetworkInput
 
 
@@ -46,14 +47,14 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """Token ids or embeddings to logits over the model vocabulary; `conditioning_B` is not read, the head is untied."""
+    """Inputs to logits over the model vocabulary; `conditioning_B` is not read, the head is untied."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         if config.kind != "llama":
             raise ValueError(f"a Llama cannot be built from a {config.kind} configuration")
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden)
+        self.embed_tokens = build_input(config)
         self.layers = nn.ModuleList(LlamaBlock(config, i) for i in range(config.layers))
         self.norm = RMSNorm(config.hidden, config.norm_eps)
         self.lm_head = nn.Linear(config.hidden, config.vocab_size, bias=False)
@@ -62,7 +63,7 @@ class Llama(nn.Module):
         """What the head reads, [B, L, D]; `cache` holds the positions before these and is extended by them."""
         pattern = attention_pattern(inputs, 0 if cache is None else cache.length)
         rotary = rotary_angles(inputs.positions_BL, self.config.head_dim, self.config.rope_base)
-        x_BLD = embed(self.embed_tokens, inputs.ids_BL, fp32=self.config.fp32_residual)
+        x_BLD = residual_stream(self.embed_tokens, inputs, fp32=self.config.fp32_residual, dtype=self.lm_head.weight.dtype)
         for block in self.layers:
             x_BLD = block(x_BLD, rotary, pattern, cache)
         if cache is not None:

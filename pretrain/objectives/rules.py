@@ -10,43 +10,42 @@ from pretrain.objectives.config import ObjectiveConfig
 SECTIONS = ("duo", "esolm", "replaid", "mdm_prime")
 """Constants of one objective each, under its name."""
 
-Rule = tuple[str, Callable[[Any], bool], str]
-"""Key, whether its value is legal, and the rule with a legal example, completing `KEY=VALUE must …`."""
+Range = tuple[Callable[[Any], bool], str]
+"""Whether a value is legal, and the rule with a legal example, completing `KEY=VALUE must …`."""
 
-_RULES: tuple[Rule, ...] = (
-    ("duo.top_k", lambda k: k >= 2, "be at least 2; use 16"),
-    ("duo.log10_tau_start", lambda x: -12 <= x <= 3, "lie in [-12, 3], the logarithm of a temperature; use -3"),
-    ("duo.log10_tau_end", lambda x: -12 <= x <= 3, "lie in [-12, 3], the logarithm of a temperature; use -3"),
-    ("duo.curriculum_start", lambda n: n >= 0, "not be negative; use 0"),
-    ("duo.curriculum_end", lambda n: n >= 0, "not be negative; use 500000"),
-    ("duo.gamma_min", lambda x: -12 <= x <= 4, "lie in [-12, 4]; leave it out to derive it from the vocabulary"),
-    ("duo.gamma_max", lambda x: -12 <= x <= 4, "lie in [-12, 4]; leave it out to derive it from the vocabulary"),
-    ("esolm.alpha_0", lambda x: 0 <= x <= 1, "lie in [0, 1]; use 1 for pure diffusion"),
-    ("esolm.batch_split", lambda x: 0 < x < 1, "lie strictly between 0 and 1; use 0.5"),
-    ("esolm.orders", lambda n: n >= 1, "be at least 1; use 1"),
-    ("replaid.latent", lambda n: n >= 1, "be at least 1; use 16"),
-    ("replaid.gamma_0", lambda x: -20 <= x <= 20, "lie in [-20, 20]; use -3"),
-    ("replaid.gamma_1", lambda x: -20 <= x <= 20, "lie in [-20, 20]; use 6"),
-    ("replaid.schedule_hidden", lambda n: n >= 1, "be at least 1; use 1024"),
-    ("replaid.self_conditioning", lambda x: x == 0 or (0 < x <= 1 and (1 / x).is_integer()), "be 0 or one n-th (1, 0.5, 0.25, …); use 0.25"),
-    ("replaid.prior_ramp_steps", lambda n: n >= 0, "not be negative; use 5000, or 0 for no ramp"),
-    ("replaid.learning_rate", lambda x: 0 < x <= 1, "lie in (0, 1]; use 1e-2"),
-    ("replaid.endpoint_decay", lambda x: 0 <= x < 1, "lie in [0, 1); use 1e-3"),
-    ("mdm_prime.base", lambda n: n >= 2, "be at least 2; use 2"),
-    ("mdm_prime.digits", lambda n: n >= 1, "be at least 1; use the digits that the vocabulary needs"),
-    ("mdm_prime.shuffle_seed", lambda n: n is None or 0 <= n < 2**63, "lie in [0, 2^63), or be null for no shuffling; use 0"),
-    ("mdm_prime.joint_mask_above", lambda x: x is None or 0 <= x < 1, "lie in [0, 1), or be null for independent masks; use 0.5"),
-)
+OBJECTIVE_RANGES: dict[str, Range] = {
+    "objective.mask_id": (lambda x: x >= 0, "be a token id; leave it out for the id after the tokenizer's last"),
+    "objective.schedule_eps": (lambda x: 0 <= x < 1, "lie in [0, 1); use 1e-3"),
+    "objective.time_eps": (lambda x: 0 < x < 1, "lie strictly between 0 and 1; use for example 1e-3"),
+    "objective.duo.top_k": (lambda k: k >= 2, "be at least 2; use 16"),
+    "objective.duo.log10_tau_start": (lambda x: -12 <= x <= 3, "lie in [-12, 3], the logarithm of a temperature; use -3"),
+    "objective.duo.log10_tau_end": (lambda x: -12 <= x <= 3, "lie in [-12, 3], the logarithm of a temperature; use -3"),
+    "objective.duo.curriculum_start": (lambda n: n >= 0, "not be negative; use 0"),
+    "objective.duo.curriculum_end": (lambda n: n >= 0, "not be negative; use 500000"),
+    "objective.duo.gamma_min": (lambda x: -12 <= x <= 4, "lie in [-12, 4]; leave it out to derive it from the vocabulary"),
+    "objective.duo.gamma_max": (lambda x: -12 <= x <= 4, "lie in [-12, 4]; leave it out to derive it from the vocabulary"),
+    "objective.esolm.alpha_0": (lambda x: 0 <= x <= 1, "lie in [0, 1]; use 1 for pure diffusion"),
+    "objective.esolm.batch_split": (lambda x: 0 < x < 1, "lie strictly between 0 and 1; use 0.5"),
+    "objective.esolm.orders": (lambda n: n >= 1, "be at least 1; use 1"),
+    "objective.replaid.latent": (lambda n: n >= 1, "be at least 1; use 16"),
+    "objective.replaid.gamma_0": (lambda x: -20 <= x <= 20, "lie in [-20, 20]; use -3"),
+    "objective.replaid.gamma_1": (lambda x: -20 <= x <= 20, "lie in [-20, 20]; use 6"),
+    "objective.replaid.schedule_hidden": (lambda n: n >= 1, "be at least 1; use 1024"),
+    "objective.replaid.self_conditioning": (lambda x: x == 0 or (0 < x <= 1 and (1 / x).is_integer()), "be 0 or 1 / n; use 0.25"),
+    "objective.replaid.prior_ramp_steps": (lambda n: n >= 0, "not be negative; use 5000, or 0 for no ramp"),
+    "objective.replaid.learning_rate": (lambda x: 0 < x <= 1, "lie in (0, 1]; use 1e-2"),
+    "objective.replaid.endpoint_decay": (lambda x: 0 <= x < 1, "lie in [0, 1); use 1e-3"),
+    "objective.mdm_prime.base": (lambda n: n >= 2, "be at least 2; use 2"),
+    "objective.mdm_prime.digits": (lambda n: n >= 1, "be at least 1; use the digits that the vocabulary needs"),
+    "objective.mdm_prime.shuffle_seed": (lambda n: 0 <= n < 2**63, "lie in [0, 2^63), or be null for no shuffling; use 0"),
+    "objective.mdm_prime.joint_mask_above": (lambda x: 0 <= x < 1, "lie in [0, 1), or be null for independent masks; use 0.5"),
+}
+"""Every number of an ObjectiveConfig. None is legal wherever the type allows it."""
 
 
 def check_objective(objective: ObjectiveConfig) -> None:
-    """Raises UserError for a constant out of range, or one that belongs to another objective and would do nothing."""
+    """Raises UserError for constants that contradict each other, or that belong to another objective and would do nothing."""
     _check_foreign(objective)
-    for key, legal, rule in _RULES:
-        section, name = key.split(".")
-        value = getattr(getattr(objective, section), name)
-        if value is not None and not legal(value):
-            raise UserError(f"objective.{key}={value} must {rule}")
     for low, high in (("duo.gamma_min", "duo.gamma_max"), ("replaid.gamma_0", "replaid.gamma_1")):
         section, name = low.split(".")
         below, above = getattr(getattr(objective, section), name), getattr(getattr(objective, section), high.split(".")[1])

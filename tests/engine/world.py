@@ -110,11 +110,10 @@ def make_engine(world: World) -> tuple[Engine, Objective, Groups]:
 def gradients(engine: Engine, objective: Objective, world: World) -> dict[str, torch.Tensor]:
     """Full gradients by logical name, gathered from every rank (ZeRO 1)."""
     groups = engine.groups
-    batch = shard(world, objective, groups)
-    count = global_count(batch.micro_batches, groups, engine.device)
-    scale = len(batch.micro_batches) / count
     engine.module.train()
-    engine.scheduled_backward(batch.micro_batches, scale, StepStatistics(groups, engine.device))
+    batches = engine.prepared(shard(world, objective, groups), evaluation=False)
+    scale = len(batches) / global_count(batches, groups, engine.device)
+    engine.scheduled_backward(batches, scale, StepStatistics(groups, engine.device))
     mine = {}
     for name, parameter in engine.module.named_parameters():
         gradient = accumulated_gradient(parameter)

@@ -48,6 +48,7 @@ def build_network(config: RunConfig, objective: Objective, groups: Groups, devic
     stage = build_stage(
         config.backbone, config.parallel, groups, rows=objective.vocabulary.padded_size, attention=objective.attention, dtype=compute_dtype(config),
         device=device, fp32_residual=config.precision.fp32_residual, fp8=config.precision.fp8, transformer_engine=use_transformer_engine(config),
+        variable_lengths=objective.two_stream,
     )  # fmt: skip
     if device.type != "meta":
         stage.initialize(config.seed)
@@ -76,6 +77,7 @@ def build_samples(config: RunConfig, objective: Objective, tokenizer: Tokenizer)
         lookahead=objective.lookahead,
         random_length=objective.random_length,
         seed=config.seed,
+        parts=objective.parts,
     )
     if not config.data.validation:
         return training, None
@@ -85,7 +87,8 @@ def build_samples(config: RunConfig, objective: Objective, tokenizer: Tokenizer)
         config.batch,
         corrupt=partial(objective.corrupt, evaluation=True),
         lookahead=objective.lookahead,
-        draws=config.validation.draws,
+        draws=config.validation.draws * objective.importance,
         seed=config.seed,
+        parts=objective.evaluation_parts,
     )
     return training, held_out

@@ -151,9 +151,10 @@ class Trainer:
                 nats_N, count_N = self.engine.evaluate(shard)
                 nats.append(nats_N.numpy())
                 counts.append(count_N.numpy())
-        numbers = np.arange(sum(map(len, nats)))
-        ids = np.where(numbers < len(self.held_out), numbers // self.config.validation.draws, -1)
-        result = estimate_likelihood(ids, np.concatenate(nats), np.concatenate(counts), label=self.objective.label(evaluation=True))
+        ids = self.held_out.sequences(sum(map(len, nats)))
+        result = estimate_likelihood(
+            ids, np.concatenate(nats), np.concatenate(counts), label=self.objective.label(evaluation=True), importance=self.objective.importance
+        )
         self.log.validation(step, self._validation_record(step, result))
         return result
 

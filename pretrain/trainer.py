@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import yaml
 
-from pretrain.backbones.flops import training_flops_per_token
 from pretrain.backbones.parameters import count_parameters
 from pretrain.build import build_engine, build_objective, build_samples, compute_dtype
 from pretrain.checkpoint.layout import CONFIG, Layout, TrainState
@@ -32,7 +31,7 @@ from pretrain.objectives.base import Objective
 from pretrain.parallel import groups as parallel_groups
 from pretrain.parallel import platform
 from pretrain.parallel.groups import Groups
-from pretrain.rules import Derived, resolve, run_vocabulary
+from pretrain.rules import Derived, resolve, run_flops_per_token, run_vocabulary
 from pretrain.run_config import RunConfig
 from pretrain.telemetry.log import RunLog
 from pretrain.telemetry.throughput import Compute, Throughput, device_peak, peak_memory_gib
@@ -191,7 +190,7 @@ class Trainer:
 
     def _open_log(self, checkpoint: Checkpoint | None) -> tuple[RunLog, Throughput]:
         model_size = self.objective.vocabulary.model_size
-        flops = training_flops_per_token(self.config.backbone, model_size, self.config.batch.length)
+        flops = run_flops_per_token(self.config, model_size)
         dtype: Compute = "fp8" if self.config.precision.fp8 else "bf16" if compute_dtype(self.config) is torch.bfloat16 else "fp32"
         peak = device_peak(self.device, dtype, self.config.telemetry.peak_tflops)
         log = RunLog(

@@ -82,10 +82,11 @@ class Preparation:
         found: list[Tensor] = []
 
         def collect(batch: MicroBatch, logits_LBv: Tensor) -> None:
-            pieces = [
-                self._objective.preliminary_result(piece_LBv.transpose(0, 1), slice_targets(batch.targets, start, start + len(piece_LBv)), self._vocab)
-                for start, piece_LBv in zip(range(0, len(logits_LBv), self._chunk), logits_LBv.split(self._chunk), strict=True)
-            ]
+            pieces = []
+            for start in range(0, len(logits_LBv), self._chunk):
+                stop = min(start + self._chunk, len(logits_LBv))
+                targets = slice_targets(batch.targets, start, stop)
+                pieces.append(self._objective.preliminary_result(logits_LBv[start:stop].transpose(0, 1), targets, self._vocab))
             found.append(torch.cat(pieces, dim=1))
 
         if packed:

@@ -58,6 +58,36 @@ def check_objective(objective: ObjectiveConfig) -> None:
         )
 
 
+def check_vocabulary(objective: ObjectiveConfig, model_size: int) -> None:
+    """Raises UserError for a vocabulary of `model_size` classes that the objective's constants cannot write or softened inputs exceed."""
+    prime, needed = objective.mdm_prime, 1
+    while prime.base**needed < model_size:
+        needed += 1
+    if objective.name == "mdm_prime" and prime.digits != needed:
+        raise UserError(
+            f"objective.mdm_prime.digits={prime.digits} of base {prime.base} write {prime.base**prime.digits} ids, and the vocabulary has "
+            f"{model_size}: it takes exactly {needed}; use objective.mdm_prime.digits={needed}"
+        )
+    if objective.name == "duo" and objective.duo.curriculum == "topk" and objective.duo.top_k >= model_size:
+        raise UserError(f"objective.duo.top_k={objective.duo.top_k} must be below the vocabulary of {model_size}; use {min(16, model_size - 1)}")
+
+
+def check_parts(objective: ObjectiveConfig, global_sequences: int, micro_sequences: int) -> None:
+    """Raises UserError for a batch that cannot be shared out among the objective's parts in whole micro-batches."""
+    if objective.name == "replaid" and global_sequences < 2:
+        raise UserError(f"batch.global_sequences={global_sequences} must be at least 2 for replaid, which splits each batch; use 2")
+    if len(objective.parts) == 1:
+        return
+    first = round(objective.parts[0] * global_sequences)
+    if first % micro_sequences or not 0 < first < global_sequences:
+        nearest = min(max(round(first / micro_sequences), 1) * micro_sequences, global_sequences - micro_sequences)
+        fix = f"objective.esolm.batch_split={nearest / global_sequences:g}" if nearest > 0 else f"batch.global_sequences={2 * micro_sequences}"
+        raise UserError(
+            f"objective.esolm.batch_split={objective.esolm.batch_split:g} gives {first} of batch.global_sequences={global_sequences} to diffusion: "
+            f"each part must be whole micro-batches of {micro_sequences}; use {fix}"
+        )
+
+
 def _check_foreign(objective: ObjectiveConfig) -> None:
     plain = ObjectiveConfig(name=objective.name)
     noised = objective.name not in ("ar", "replaid")

@@ -194,7 +194,7 @@ def test_golden_batch() -> None:
 def test_weights(evaluation: bool, constants: str) -> None:
     """-alpha' / (1 - alpha), divided by the share of the part; 1 in the low-variance form, which belongs to diffusion alone."""
     eps = 0.0 if evaluation and constants == "bound" else 1e-3
-    for alpha_0, low_variance in ((1.0, None), (1.0, False), (0.6, None)):
+    for alpha_0, low_variance in ((1.0, None), (1.0, False), (0.6, None), (0.6, True)):
         method, share = esolm(alpha_0, low_variance=low_variance, evaluation=constants), 0.25 if alpha_0 < 1 else 1.0
         noisy = sample(method, 5, share=share, evaluation=evaluation)
         weight = alpha_0 * (1 - eps) / (1 - alpha_0 * (1 - (1 - eps) * noisy.t)) / share

@@ -50,7 +50,8 @@ class EsoLM(Objective):
     """Diffusion (part 0) and sequential (part 1) samples; one part alone at alpha_0 = 1 or 0.
 
     targets: `ids` [L] and `masked` [L], the scored positions, both in the order of generation; the sample's `loss_weight` and `nelbo_weight`.
-    inputs of a sequential sample are two streams, 2L positions long, and carry the marker `two_stream`.
+    inputs: a sequential sample holds two streams, 2L positions. `streams` says how many by its length: a marker of one part alone would give
+    the parts different names of arrays, and a value would have to be read back from the device.
     """
 
     name = "esolm"
@@ -107,6 +108,7 @@ class EsoLM(Objective):
                 "positions": order_L,
                 "documents": documents[order_L],
                 "conditioning": np.array(0.0, dtype=np.float32),
+                "streams": np.ones(1, dtype=bool),
             },
             targets={
                 "ids": tokens[order_L],
@@ -127,7 +129,7 @@ class EsoLM(Objective):
                 "positions": np.tile(order_L, 2),
                 "documents": np.tile(documents[order_L], 2),
                 "conditioning": np.array(0.0, dtype=np.float32),
-                "two_stream": np.array(True),
+                "streams": np.ones(2, dtype=bool),
             },
             targets={
                 "ids": tokens[order_L],
@@ -145,7 +147,7 @@ class EsoLM(Objective):
             positions_BL=inputs["positions"],
             conditioning_B=inputs["conditioning"],
             documents_BL=inputs.get("documents"),
-            attention=Attention.TWO_STREAM if "two_stream" in inputs else self.attention,
+            attention=Attention.TWO_STREAM if inputs["streams"].shape[1] == 2 else self.attention,
         )
 
     def token_loss(self, logits_BLv: Tensor, targets: dict[str, Tensor], vocab: VocabShard) -> TokenLoss:

@@ -156,8 +156,12 @@ def test_what_the_network_gets(alpha_0: float, evaluate: str, part: int, evaluat
         np.testing.assert_array_equal(noisy.inputs["ids"], np.concatenate((noisy_L, tokens_L[order_L])) if two_stream else noisy_L)
         np.testing.assert_array_equal(noisy.inputs["positions"], doubled(order_L))
         np.testing.assert_array_equal(noisy.inputs["documents"], doubled(documents_L[order_L]))
-    types = {"ids": "int64", "positions": "int64", "documents": "int32", "conditioning": "float32"} | ({"two_stream": "bool"} if two_stream else {})
-    assert {key: value.dtype.name for key, value in noisy.inputs.items()} == types and noisy.inputs["conditioning"] == 0
+    size = 128 if two_stream else 64
+    assert {key: (value.dtype.name, value.shape) for key, value in noisy.inputs.items()} == {
+        "ids": ("int64", (size,)), "positions": ("int64", (size,)), "documents": ("int32", (size,)), "conditioning": ("float32", ()),
+        "streams": ("bool", (1 + two_stream,)),
+    }  # fmt: skip
+    assert noisy.inputs["conditioning"] == 0
     inputs = {key: torch.from_numpy(np.stack([value])) for key, value in noisy.inputs.items()}
     network = method.network_input(inputs, VocabShard.whole(WORDS))
     assert network.attention is (Attention.TWO_STREAM if two_stream else Attention.CAUSAL) and network.documents_BL is not None

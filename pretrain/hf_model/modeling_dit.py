@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention_patterns import KeyValueCache, Pattern, attention_pattern, rotary_angles
+from .attention_patterns import KeyValueCache, Pattern, attention_pattern, rotary_angles, scored_positions
 from .configuration_network import NetworkConfig
 from .modeling_inputs import build_input, residual_stream
 from .modeling_layers import LayerNorm, SelfAttention, new_cache
@@ -109,7 +109,7 @@ class DiT(nn.Module):
         self.lm_head = zero_linear(config.hidden, config.vocab_size)
 
     def features(self, inputs: NetworkInput, cache: KeyValueCache | None = None) -> Tensor:
-        """What the head reads, [B, L, D]; `cache` holds the positions before these and is extended by them."""
+        """What the head reads, [B, L, D] (half as long for two streams); `cache` holds the positions before these and is extended by them."""
         pattern = attention_pattern(inputs, 0 if cache is None else cache.length)
         rotary = rotary_angles(inputs.positions_BL, self.config.head_dim, self.config.rope_base)
         condition_BC = self.time_embedding(inputs.conditioning_B)
@@ -118,7 +118,7 @@ class DiT(nn.Module):
             x_BLD = block(x_BLD, condition_BC, rotary, pattern, cache)
         if cache is not None:
             cache.advance(x_BLD.shape[1])
-        return modulate(self.norm(x_BLD), *modulation_chunks(self.final_modulation, condition_BC, 2))
+        return modulate(self.norm(scored_positions(x_BLD, inputs)), *modulation_chunks(self.final_modulation, condition_BC, 2))
 
     def logits(self, features: Tensor) -> Tensor:
         """Features of any positions [..., D] to logits [..., V] in the dtype of the head."""

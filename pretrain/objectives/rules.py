@@ -46,6 +46,7 @@ OBJECTIVE_RANGES: dict[str, Range] = {
 def check_objective(objective: ObjectiveConfig) -> None:
     """Raises UserError for constants that contradict each other, or that belong to another objective and would do nothing."""
     _check_foreign(objective)
+    _check_esolm(objective)
     for low, high in (("duo.gamma_min", "duo.gamma_max"), ("replaid.gamma_0", "replaid.gamma_1")):
         section, name = low.split(".")
         below, above = getattr(getattr(objective, section), name), getattr(getattr(objective, section), high.split(".")[1])
@@ -118,3 +119,25 @@ def _spoken(objective: ObjectiveConfig) -> str:
     if objective.name == "ar":
         return "ar, which has no noise"
     return f"esolm at objective.esolm.alpha_0={objective.esolm.alpha_0:g}" if objective.name == "esolm" else objective.name
+
+
+def _check_esolm(objective: ObjectiveConfig) -> None:
+    """Constants of a phase, or of an evaluation, that the run does not have."""
+    if objective.name != "esolm":
+        return
+    plain, esolm = ObjectiveConfig(name="esolm"), objective.esolm
+    both = "needs both phases, and objective.esolm.alpha_0={:g} has one: leave it out, or use objective.esolm.alpha_0=0.5"
+    timeless = "belongs to diffusion, which objective.esolm.alpha_0=0 leaves out: leave it out"
+    if esolm.alpha_0 in (0, 1) and esolm.batch_split != plain.esolm.batch_split:
+        raise UserError(f"objective.esolm.batch_split={esolm.batch_split:g} {both.format(esolm.alpha_0)}")
+    for key in ("schedule_eps", "time_eps", "evaluation"):
+        if esolm.alpha_0 == 0 and getattr(objective, key) != getattr(plain, key):
+            raise UserError(f"objective.{key}={getattr(objective, key)} {timeless}")
+    if esolm.orders > 1 and esolm.alpha_0 == 0:
+        raise UserError(f"objective.esolm.orders={esolm.orders} {timeless}; one order, from left to right, is exact")
+    if esolm.orders > 1 and esolm.evaluate != "any_order":
+        raise UserError(f"objective.esolm.orders={esolm.orders} belongs to objective.esolm.evaluate=any_order; use that, or leave it out")
+    if esolm.evaluate == "any_order" and objective.evaluation != plain.evaluation:
+        raise UserError(
+            f"objective.evaluation={objective.evaluation} is about diffusion times, and objective.esolm.evaluate=any_order draws none: leave it out"
+        )

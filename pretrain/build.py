@@ -1,6 +1,7 @@
 """Names in the configuration -> objects: the only place that knows every class."""
 
 import importlib.util
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -14,13 +15,14 @@ from pretrain.errors import UserError
 from pretrain.objectives.ar import AR
 from pretrain.objectives.base import Objective
 from pretrain.objectives.config import ObjectiveConfig
+from pretrain.objectives.esolm import EsoLM
 from pretrain.objectives.mdlm import MDLM
 from pretrain.parallel import platform
 from pretrain.parallel.groups import Groups
 from pretrain.parallel.vocabulary import Vocabulary
 from pretrain.run_config import RunConfig
 
-OBJECTIVES: dict[str, type[AR] | type[MDLM]] = {"ar": AR, "mdlm": MDLM}
+OBJECTIVES: dict[str, Callable[[Vocabulary, ObjectiveConfig], Objective]] = {"ar": AR, "mdlm": MDLM, "esolm": EsoLM}
 
 
 def build_objective(config: ObjectiveConfig, vocabulary: Vocabulary) -> Objective:
@@ -63,8 +65,6 @@ def build_engine(config: RunConfig, objective: Objective, groups: Groups, device
         dtype=compute_dtype(config), device=device, micro_sequences=config.batch.micro_sequences, micro_batches=micro_batches,
         length=config.batch.length, loss_chunk=config.precision.loss_chunk,
     )  # fmt: skip
-
-
 
 
 def build_samples(config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> tuple[TrainingSamples, ValidationSamples | None]:

@@ -15,6 +15,7 @@ from pretrain.errors import UserError
 from pretrain.objectives.ar import AR
 from pretrain.objectives.base import Objective
 from pretrain.objectives.config import ObjectiveConfig
+from pretrain.objectives.duo import Duo
 from pretrain.objectives.esolm import EsoLM
 from pretrain.objectives.mdlm import MDLM
 from pretrain.parallel import platform
@@ -22,7 +23,7 @@ from pretrain.parallel.groups import Groups
 from pretrain.parallel.vocabulary import Vocabulary
 from pretrain.run_config import RunConfig
 
-OBJECTIVES: dict[str, Callable[[Vocabulary, ObjectiveConfig], Objective]] = {"ar": AR, "mdlm": MDLM, "esolm": EsoLM}
+OBJECTIVES: dict[str, Callable[[Vocabulary, ObjectiveConfig], Objective]] = {"ar": AR, "mdlm": MDLM, "duo": Duo, "esolm": EsoLM}
 
 
 def build_objective(config: ObjectiveConfig, vocabulary: Vocabulary) -> Objective:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from pretrain.parallel.vocab_terms import Log1pTerms
 from pretrain.parallel.vocabulary import Vocabulary
 
 
@@ -87,6 +88,15 @@ class VocabShard:
         and costs one collective: fp32 copies of the slice live within this call and within its backward.
         """
         return _CrossEntropy.apply(logits_BLv, index_BL, self)
+
+    def log1p_terms(self, logits_BLv: Tensor, log_scale_B: Tensor, first_BL: Tensor, second_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, L] each: log p(first), log p(second), and sum over the vocabulary of log(1 + scale * p), with p the softmax of the allowed logits.
+
+        A forbidden id has log p = -inf and adds nothing to the sum. Only the given logits are saved, as in `cross_entropy`; `log_scale_B`
+        is a number without gradient, up to about 80 in fp32.
+        """
+        first_BL, second_BL, sum_BL = Log1pTerms.apply(logits_BLv, log_scale_B, torch.stack((first_BL, second_BL)), self)
+        return first_BL, second_BL, sum_BL
 
     def _reduce(self, partial: Tensor) -> Tensor:
         if self.group is None:

@@ -56,7 +56,8 @@ def _positions_hold(inputs: InputConfig, softened: bool, generator: torch.Genera
     if softened:
         ids_BLK = torch.randint(0, MODEL_SIZE, (BATCH, LENGTH, 4), generator=generator)
         return {"ids_BL": ids_BLK, "weights_BLK": torch.rand(BATCH, LENGTH, 4, generator=generator)}
-    return {"ids_BL": torch.randint(0, MODEL_SIZE, (BATCH, LENGTH), generator=generator)}
+    ids_BL = torch.randint(0, MODEL_SIZE, (BATCH, LENGTH), generator=generator)
+    return {"ids_BL": ids_BL}
 
 
 def twin_errors(
@@ -94,7 +95,7 @@ def test_every_input(backbone):
 
 
 @pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
-@pytest.mark.parametrize("attention", [Attention.CAUSAL, Attention.FULL])
+@pytest.mark.parametrize("attention", list(Attention))
 @pytest.mark.parametrize("backbone", [DIT, LLAMA, replace(DIT, recompute="full"), replace(LLAMA, kv_heads=None, qk_norm=False, recompute="full")])
 def test_backbones_agree(backbone, attention, documents):
     errors = run_distributed(twin_errors, 1, backbone, attention, documents, torch.float32)[0]

@@ -3,7 +3,7 @@
 import pytest
 
 from pretrain.backbones.config import BackboneConfig
-from pretrain.objectives.config import EsoLMConfig, ObjectiveConfig
+from pretrain.objectives.config import DuoConfig, EsoLMConfig, ObjectiveConfig
 from tests.distributed import run_distributed
 from tests.engine.world import Answers, World, answers
 
@@ -26,11 +26,15 @@ LAYOUTS = {
 }
 ESOLM = ObjectiveConfig(name="esolm", esolm=EsoLMConfig(alpha_0=0.5))
 MODELS |= {
+    "duo": World(objective=ObjectiveConfig(name="duo")),
+    "duo-curriculum": World(objective=ObjectiveConfig(name="duo", duo=DuoConfig(curriculum="topk", top_k=4))),
     "esolm": World(objective=ObjectiveConfig(name="esolm")),
     "esolm-mixed": World(objective=ESOLM),
     "esolm-mixed-llama-documents": World(objective=ESOLM, backbone=LLAMA, documents=True, cut=True),
 }
 NEW = {
+    "duo": ("tp2-sp", "tp2-pp2", "tp2-pp2-dp2"),
+    "duo-curriculum": ("tp2", "tp2-sp", "tp2-sp-pp2-interleaved"),
     "esolm": ("tp2-pp2",),
     "esolm-mixed": ("tp2-sp", "pp2-interleaved", "dp2", "tp2-pp2-dp2"),
     "esolm-mixed-llama-documents": ("tp2-sp-pp2-interleaved",),

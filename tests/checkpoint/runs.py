@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 
 from pretrain.backbones.config import BackboneConfig
-from pretrain.objectives.config import ObjectiveConfig
 from pretrain.checkpoint.layout import Layout, TrainState, step_name
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.peers import Peers
 from pretrain.checkpoint.reshape import fill_engine, load_any_layout
 from pretrain.engine.config import OptimizerConfig
+from pretrain.objectives.config import ObjectiveConfig
 from pretrain.parallel.groups import Groups
 from tests.engine.world import World, make_engine, shard
 

@@ -20,7 +20,9 @@ from tests.engine.world import World, make_engine, shard
 DIT = World(
     backbone=BackboneConfig(kind="dit", hidden=32, layers=2, heads=4, cond_dim=16), optimizer=OptimizerConfig(clip=1.0, decay="matrices", ema=0.9)
 )
-LLAMA = replace(DIT, backbone=BackboneConfig(kind="llama", hidden=32, layers=2, heads=4, kv_heads=2, qk_norm=True), objective=ObjectiveConfig(name="ar"))
+LLAMA = replace(
+    DIT, backbone=BackboneConfig(kind="llama", hidden=32, layers=2, heads=4, kv_heads=2, qk_norm=True), objective=ObjectiveConfig(name="ar")
+)
 KEYS = ("fp32", "exp_avg", "exp_avg_sq", "ema")
 STEPS = 2
 LR = 1e-2

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from pretrain.checkpoint.layout import CONFIG
-from pretrain.errors import UserError
+from pretrain.errors import UserError, spelled
 from pretrain.run_config import RunConfig
 
 
@@ -113,7 +113,7 @@ class Change:
         return FREEDOM[pattern(self.key)]
 
     def __str__(self) -> str:
-        return f"{self.key}: {_spelled(self.then)} -> {_spelled(self.now)}"
+        return f"{self.key}: {spelled(self.then)} -> {spelled(self.now)}"
 
 
 class _Absent:
@@ -184,10 +184,3 @@ def _defaults(kind: type, prefix: str = "") -> dict[str, Any]:
         elif item.default is not MISSING:
             found[f"{prefix}{item.name}"] = item.default
     return found
-
-
-def _spelled(value: Any) -> str:
-    """A value as one writes it on the command line."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

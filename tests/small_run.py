@@ -42,7 +42,6 @@ def small_config(folder: Path, objective: str = "mdlm", **changes: Any) -> RunCo
         precision=PrecisionConfig(compute="fp32"),  # layouts are compared to 1e-5, which bf16 does not hold
         validation=ValidationConfig(every=3),
         checkpoint=CheckpointConfig(every=3),
-        precision=PrecisionConfig(compute="fp32"),  # auto is bf16 on some machines, and rounds differently in every layout
         telemetry=TelemetryConfig(log_every=1, wandb="off", peak_tflops=0.1),
     )
     return replace(config, **changes)

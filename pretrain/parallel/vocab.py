@@ -166,7 +166,7 @@ class _CrossEntropy(Function):
         values_BLv = vocab._copy(logits_BLv)
         column_BL, here_BL = vocab._locate(index_BL)
         found_BL = torch.where(here_BL, values_BLv.gather(-1, column_BL.unsqueeze(-1)).squeeze(-1), 0.0)
-        parts_r2BL = vocab._gather(torch.stack((values_BLv.logsumexp(-1), found_BL)))
+        parts_r2BL = vocab._gather(torch.stack((_logsumexp_in_place(values_BLv), found_BL)))
         total_BL = parts_r2BL[:, 0].logsumexp(0)
         ctx.vocab = vocab
         ctx.save_for_backward(logits_BLv, index_BL, total_BL)
@@ -177,9 +177,16 @@ class _CrossEntropy(Function):
         logits_BLv, index_BL, total_BL = ctx.saved_tensors
         column_BL, here_BL = ctx.vocab._locate(index_BL)
         # One fp32 buffer, written in place. Forbidden columns hold anything, infinity included, until they are filled below.
-        gradient_BLv = (logits_BLv - total_BL.unsqueeze(-1)).exp_().mul_(gradient_BL.unsqueeze(-1))
+        gradient_BLv = logits_BLv.to(total_BL.dtype, copy=True).sub_(total_BL.unsqueeze(-1)).exp_().mul_(gradient_BL.unsqueeze(-1))
         gradient_BLv.scatter_add_(-1, column_BL.unsqueeze(-1), torch.where(here_BL, -gradient_BL, 0.0).unsqueeze(-1))
         return ctx.vocab._fill_forbidden(gradient_BLv, 0.0).to(logits_BLv.dtype), None, None
+
+
+def _logsumexp_in_place(values_BLv: Tensor) -> Tensor:
+    """logsumexp over the last axis, which overwrites its argument: torch's own takes a second buffer of that size."""
+    highest_BL1 = values_BLv.amax(-1, keepdim=True)
+    highest_BL1.masked_fill_(highest_BL1 == -torch.inf, 0.0)  # a rank may hold nothing but forbidden columns
+    return values_BLv.sub_(highest_BL1).exp_().sum(-1).log_().add_(highest_BL1.squeeze(-1))
 
 
 class _Reduce(Function):

@@ -5,10 +5,13 @@ from dataclasses import fields
 from typing import Any
 
 from pretrain.errors import UserError
-from pretrain.objectives.config import ObjectiveConfig
+from pretrain.objectives.config import MDMPrimeConfig, ObjectiveConfig
 
 SECTIONS = ("duo", "esolm", "replaid", "mdm_prime")
 """Constants of one objective each, under its name."""
+
+MAX_DIGIT_VALUES = 4096
+"""Digits times base of MDM-Prime: columns of a table with a row per id. The least base for two digits of a million ids is half of it."""
 
 Rule = tuple[str, Callable[[Any], bool], str]
 """Key, whether its value is legal, and the rule with a legal example, completing `KEY=VALUE must …`."""
@@ -57,6 +60,30 @@ def check_objective(objective: ObjectiveConfig) -> None:
             f"objective.duo.curriculum_end={objective.duo.curriculum_end} must not come before objective.duo.curriculum_start="
             f"{objective.duo.curriculum_start}; use objective.duo.curriculum_start=0"
         )
+
+
+def check_digits(prime: MDMPrimeConfig, size: int) -> None:
+    """Raises UserError unless `digits` is the least number that writes `size` ids in this base: with fewer some have no code, and with more
+    the first digit would be 0 in every id."""
+    base, digits = prime.base, prime.digits
+    given = f"objective.mdm_prime.digits={digits} with objective.mdm_prime.base={base}"
+    if base > max(size, 2):
+        binary = f"objective.mdm_prime.base=2 objective.mdm_prime.digits={_digits_needed(size, 2)}"
+        raise UserError(f"objective.mdm_prime.base={base} must not exceed the vocabulary's {size} ids; use {binary}")
+    needed = _digits_needed(size, base)
+    if digits < needed:
+        raise UserError(f"{given} writes {base**digits} ids, fewer than the vocabulary's {size}; use objective.mdm_prime.digits={needed}")
+    if digits > needed:
+        raise UserError(
+            f"{given} is more than the vocabulary's {size} ids need, and the first digit would always be 0; use objective.mdm_prime.digits={needed}"
+        )
+    if digits > 1 and base * digits > MAX_DIGIT_VALUES:
+        least = next(b for b in range(2, base + 1) if b**digits >= size)
+        raise UserError(f"{given} needs {base * digits} sums per position, more than {MAX_DIGIT_VALUES}; use objective.mdm_prime.base={least}")
+
+
+def _digits_needed(size: int, base: int) -> int:
+    return next(n for n in range(1, size + 1) if base**n >= size)
 
 
 def _check_foreign(objective: ObjectiveConfig) -> None:

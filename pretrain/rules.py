@@ -4,13 +4,14 @@
 No torch here.
 """
 
+import math
 from dataclasses import dataclass
 
-from pretrain.backbones.flops import steps_for_budget
+from pretrain.backbones.flops import steps_for_budget, training_flops_per_token
 from pretrain.data.tokenizer import Tokenizer, vocabulary_for
 from pretrain.engine.schedule import warmup_steps
 from pretrain.errors import UserError
-from pretrain.objectives.rules import check_objective
+from pretrain.objectives.rules import check_objective, check_parts, check_vocabulary
 from pretrain.parallel.vocabulary import Vocabulary
 from pretrain.ranges import check_ranges
 from pretrain.run_config import RunConfig
@@ -43,6 +44,7 @@ class Derived:
 def resolve(config: RunConfig, *, world_size: int, model_size: int) -> Derived:
     """Everything that follows from a legal configuration; `model_size` is the vocabulary with its mask. Raises UserError."""
     validate(config, world_size=world_size)
+    check_vocabulary(config.objective, model_size)
     data_parallel = world_size // config.parallel.model_ranks
     tokens_per_step = config.batch.global_sequences * config.batch.length
     steps = _steps(config, model_size, tokens_per_step)
@@ -66,6 +68,14 @@ def run_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> Vocabulary:
     return vocabulary_for(tokenizer, objective.has_mask, config.backbone.vocab_multiple, objective.mask_id)
 
 
+def run_flops_per_token(config: RunConfig, model_size: int) -> float:
+    """Model operations per input token of a run's training, attention included: what MFU and plans count."""
+    objective = config.objective
+    return training_flops_per_token(
+        config.backbone, model_size, config.batch.length, two_stream=objective.two_stream_share, preliminary=objective.preliminary_share
+    )
+
+
 def validate(config: RunConfig, *, world_size: int) -> None:
     """Every rule that needs neither the vocabulary, a device nor a file. Raises UserError for the first one broken."""
     check_ranges(config)
@@ -80,7 +90,13 @@ def validate(config: RunConfig, *, world_size: int) -> None:
 
 def legal_tensor_sizes(config: RunConfig) -> list[int]:
     """Tensor-parallel sizes that this network and batch can be cut into."""
-    return [size for size in range(1, config.backbone.heads + 1) if _indivisible(config, size) is None]
+    return divisors(math.gcd(*(size for _, size in _split_by_tensor(config))))
+
+
+def divisors(value: int) -> list[int]:
+    """Every divisor of a positive number, in order."""
+    small = [n for n in range(1, math.isqrt(value) + 1) if value % n == 0]
+    return sorted({*small, *(value // n for n in small)})
 
 
 def nearest_multiple(value: int, of: int) -> int:
@@ -91,10 +107,13 @@ def nearest_multiple(value: int, of: int) -> int:
 def _check_backbone(config: RunConfig) -> None:
     backbone = config.backbone
     if backbone.hidden % backbone.heads:
+        # Rotary embeddings turn pairs: heads of an odd width would be refused next.
+        fixes = [f"backbone.hidden={nearest_multiple(backbone.hidden, 2 * backbone.heads)}"] if backbone.heads <= backbone.hidden else []
+        if backbone.hidden % 2 == 0:
+            fixes.append(f"backbone.heads={_divisor(backbone.hidden // 2, backbone.heads)}")
+        fixes = fixes or [f"backbone.heads=1 with backbone.hidden={backbone.hidden + 1}"]
         raise UserError(
-            f"backbone.hidden={backbone.hidden} must be a multiple of backbone.heads={backbone.heads}; "
-            f"use backbone.hidden={nearest_multiple(backbone.hidden, 2 * backbone.heads)} or "
-            f"backbone.heads={_divisor(backbone.hidden, backbone.heads)}"
+            f"backbone.hidden={backbone.hidden} must be a multiple of backbone.heads={backbone.heads}; use {' or '.join(fixes)}"
         )
     head_dim = backbone.hidden // backbone.heads
     if head_dim % 2:
@@ -144,15 +163,15 @@ def _check_pipeline(config: RunConfig) -> None:
     parallel, layers = config.parallel, config.backbone.layers
     if parallel.virtual_pipeline > 1 and parallel.pipeline == 1:
         raise UserError(
-            f"parallel.virtual_pipeline={parallel.virtual_pipeline} needs pipeline stages; use parallel.virtual_pipeline=1 or parallel.pipeline=2"
+            f"parallel.virtual_pipeline={parallel.virtual_pipeline} needs pipeline stages, and parallel.pipeline=1 has none; "
+            "use parallel.virtual_pipeline=1"
         )
     chunks = parallel.pipeline * parallel.virtual_pipeline
     if layers % chunks:
         what = "parallel.pipeline" if parallel.virtual_pipeline == 1 else "parallel.pipeline x parallel.virtual_pipeline"
-        legal = _listed([n for n in range(1, layers + 1) if layers % n == 0], chunks)
+        deeper = f", or backbone.layers={nearest_multiple(layers, chunks)}" if chunks <= 2 * layers else ""
         raise UserError(
-            f"backbone.layers={layers} must be a multiple of {what} = {chunks}; use {legal} there, "
-            f"or backbone.layers={nearest_multiple(layers, chunks)}"
+            f"backbone.layers={layers} must be a multiple of {what} = {chunks}; use {_listed(divisors(layers), chunks)} there{deeper}"
         )
     if parallel.zero_stage > 1 and parallel.pipeline > 1:
         raise UserError(
@@ -168,13 +187,23 @@ def _check_tensor(config: RunConfig) -> None:
     problem = _indivisible(config, parallel.tensor)
     if problem:
         legal = legal_tensor_sizes(config)
-        others = [n for n in range(2, config.backbone.layers + 1) if config.backbone.layers % n == 0]
+        others = divisors(config.backbone.layers)[1:]
         hint = f"; to use more ranks for one model, parallel.pipeline can be {_listed(others, parallel.tensor)}" if len(legal) == 1 and others else ""
         raise UserError(f"{problem}; parallel.tensor can be {_listed(legal, parallel.tensor)} here{hint}")
 
 
 def _indivisible(config: RunConfig, tensor: int) -> str | None:
     """Why this network cannot be cut over `tensor` ranks."""
+    for key, size in _split_by_tensor(config):
+        if size % tensor:
+            why = ", so that the padded vocabulary splits evenly" if key == "backbone.vocab_multiple" else ""
+            why = ", since parallel.sequence=true splits sequences" if key == "batch.length" else why
+            return f"{key}={size} cannot be split over parallel.tensor={tensor}: it must be a multiple of it{why}"
+    return None
+
+
+def _split_by_tensor(config: RunConfig) -> list[tuple[str, int]]:
+    """Key and size of everything that tensor parallelism cuts."""
     backbone = config.backbone
     sizes = [
         ("backbone.heads", backbone.heads),
@@ -182,14 +211,7 @@ def _indivisible(config: RunConfig, tensor: int) -> str | None:
         ("backbone.ffn", backbone.ffn_width),
         ("backbone.vocab_multiple", backbone.vocab_multiple),
     ]
-    if config.parallel.sequence:
-        sizes.append(("batch.length", config.batch.length))
-    for key, size in sizes:
-        if size % tensor:
-            why = ", so that the padded vocabulary splits evenly" if key == "backbone.vocab_multiple" else ""
-            why = ", since parallel.sequence=true splits sequences" if key == "batch.length" else why
-            return f"{key}={size} cannot be split over parallel.tensor={tensor}: it must be a multiple of it{why}"
-    return None
+    return [*sizes, ("batch.length", config.batch.length)] if config.parallel.sequence else sizes
 
 
 def _check_world(config: RunConfig, world_size: int) -> None:
@@ -202,13 +224,15 @@ def _check_world(config: RunConfig, world_size: int) -> None:
     data_parallel = world_size // parallel.model_ranks
     together = batch.micro_sequences * data_parallel
     if batch.global_sequences % together:
-        micro = [n for n in range(1, batch.micro_sequences) if batch.global_sequences % (n * data_parallel) == 0]
+        share = batch.global_sequences // data_parallel if batch.global_sequences % data_parallel == 0 else 0
+        micro = [n for n in divisors(share) if n < batch.micro_sequences] if share else []
         smaller = f" or batch.micro_sequences={micro[-1]}" if micro else ""
         raise UserError(
             f"batch.global_sequences={batch.global_sequences} must be a multiple of batch.micro_sequences x data-parallel ranks = "
             f"{batch.micro_sequences} x {data_parallel} = {together}; "
             f"use batch.global_sequences={nearest_multiple(batch.global_sequences, together)}{smaller}"
         )
+    check_parts(config.objective, batch.global_sequences, batch.micro_sequences)
     micro_batches = batch.global_sequences // together
     if parallel.virtual_pipeline > 1 and micro_batches % parallel.pipeline:
         raise UserError(
@@ -249,7 +273,10 @@ def _steps(config: RunConfig, model_size: int, tokens_per_step: int) -> int:
             raise UserError(f"duration.tokens={duration.tokens:g} is less than one step of {tokens_per_step} tokens; use at least that many")
     else:
         assert duration.flops is not None
-        steps = steps_for_budget(config.backbone, model_size, batch.length, batch.global_sequences, duration.flops)
+        steps = steps_for_budget(
+            config.backbone, model_size, batch.length, batch.global_sequences, duration.flops,
+            two_stream=config.objective.two_stream_share, preliminary=config.objective.preliminary_share,
+        )  # fmt: skip
         if steps == 0:
             raise UserError(
                 f"duration.flops={duration.flops:g} pays for less than one step of {tokens_per_step} tokens; raise it or lower batch.global_sequences"
@@ -268,8 +295,11 @@ def _check_schedule(config: RunConfig, steps: int) -> int:
         )
     warmup = warmup_steps(schedule, steps)
     decay = max(round(schedule.decay_fraction * steps), 1) if schedule.kind == "wcd" else 0
-    if warmup > 0 and warmup >= steps and steps > 1:
-        raise UserError(f"schedule.warmup_steps={warmup} must be below the {steps} steps of the run; use schedule.warmup_steps={steps // 10} or null")
+    if warmup > 0 and warmup >= steps and (steps > 1 or warmup > 1):
+        raise UserError(
+            f"schedule.warmup_steps={warmup} must be below the {steps} step{'s' * (steps > 1)} of the run; "
+            f"use schedule.warmup_steps={steps // 10} or schedule.warmup_steps=null"
+        )
     if warmup + decay > steps:
         raise UserError(
             f"schedule.warmup_steps={warmup} and the decay over {decay} steps (schedule.decay_fraction={schedule.decay_fraction:g}) do not fit "
@@ -280,7 +310,7 @@ def _check_schedule(config: RunConfig, steps: int) -> int:
 
 def _divisor(value: int, near: int) -> int:
     """The divisor of `value` nearest to `near`."""
-    return min((n for n in range(1, value + 1) if value % n == 0), key=lambda n: abs(n - near))
+    return min(divisors(value), key=lambda n: abs(n - near))
 
 
 def _listed(values: list[int], near: int) -> str:

@@ -140,6 +140,8 @@ class Objective(ABC):
     def finish(self, targets: Tensors, loss_B: Tensor) -> None:
         """Called on the last stage after a step's backward passes, when the leaves' gradients are whole: carry them on to the parameters
         that the leaves were made from. `loss_B` is each sequence's summed loss."""
+        return None
 
     def advance(self, statistics: Tensor | None) -> None:
         """End of an optimizer step, on every rank: update running state from the sums of `statistics` over the global batch."""
+        return None

@@ -125,6 +125,24 @@ class ObjectiveConfig:
         return self.name not in ("ar", "mdm_prime")
 
     @property
+    def parts(self) -> tuple[float, ...]:
+        """Shares of the global batch that are noised in different ways."""
+        split = self.esolm.batch_split
+        return (split, 1 - split) if self.name == "esolm" and 0 < self.esolm.alpha_0 < 1 else (1.0,)
+
+    @property
+    def two_stream_share(self) -> float:
+        """Share of training sequences that run as two streams of their length."""
+        if self.name != "esolm" or self.esolm.alpha_0 == 1:
+            return 0.0
+        return self.parts[-1]
+
+    @property
+    def preliminary_share(self) -> float:
+        """Share of training sequences that take a forward pass without gradient before their own."""
+        return self.replaid.self_conditioning if self.name == "replaid" else 0.0
+
+    @property
     def has_low_variance(self) -> bool:
         """Whether the low-variance form exists for this objective."""
         return self.name == "mdlm" or (self.name == "esolm" and self.esolm.alpha_0 == 1)

@@ -43,9 +43,6 @@ from pretrain.parallel.noise import Noise
 from pretrain.parallel.vocab import VocabShard
 from pretrain.parallel.vocabulary import Vocabulary
 
-_SLICE = 512
-"""Positions of the first pass whose softmax is held at a time."""
-
 
 @final
 class RePlaid(Objective):
@@ -151,24 +148,19 @@ class RePlaid(Objective):
 
     @torch.no_grad()
     def preliminary_result(self, logits_BLv: Tensor, targets: Tensors, vocab: VocabShard) -> Tensor:
-        """e_theta of the pass without an estimate."""
-        pieces = []
-        for start in range(0, logits_BLv.shape[1], _SLICE):
-            piece = slice(start, start + _SLICE)
-            cut = {key: value[:, piece] if value.dim() > 1 else value for key, value in targets.items()}
-            pieces.append(self._denoise(logits_BLv[:, piece], cut, vocab)[1])
-        return torch.cat(pieces, 1)
+        """e_theta of the pass without an estimate, at these positions."""
+        return self._denoise(logits_BLv, targets, vocab)[1]
 
     # ---- network and loss -----------------------------------------------------------------------------------------------------------
 
     def network_input(self, inputs: Tensors, vocab: VocabShard) -> NetworkInput:
-        """z_t scaled to mean square 1, the estimate to length sqrt(E), and gamma as conditioning."""
+        """z_t scaled to mean square 1, the estimate (zero where there is none) to length sqrt(E), and gamma as conditioning."""
         gamma_B, _, _ = self._gamma(inputs)
         clean_BLE, z_BLE = self._latents(inputs, gamma_B, self.embedding(vocab.start, vocab.end), vocab)
-        estimate_BLE = inputs.get("estimate", torch.zeros_like(clean_BLE)) if self._every else None
+        estimate_BLE = inputs.get("estimate", torch.zeros_like(clean_BLE))
         return NetworkInput(
             latents_BLE=per_sequence(network_scale(gamma_B, self.config.latent), z_BLE) * z_BLE,
-            estimate_BLE=None if estimate_BLE is None else estimate_BLE * self.config.latent**0.5,
+            estimate_BLE=estimate_BLE * self.config.latent**0.5,
             positions_BL=inputs["positions"],
             conditioning_B=gamma_B.to(z_BLE.dtype),
             documents_BL=inputs.get("documents"),

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pretrain.parallel.vocab_mean import CrossEntropyAndMean
+from pretrain.parallel.vocab_terms import Log1pTerms
 from pretrain.parallel.vocabulary import Vocabulary
 
 
@@ -100,6 +101,15 @@ class VocabShard:
         evidence_BLE = None if evidence_BLE is None else self.spread(evidence_BLE)
         return CrossEntropyAndMean.apply(logits_BLv, evidence_BLE, table_vE, index_BL, learns_B, self)
 
+    def log1p_terms(self, logits_BLv: Tensor, log_scale_B: Tensor, first_BL: Tensor, second_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, L] each: log p(first), log p(second), and sum over the vocabulary of log(1 + scale * p), with p the softmax of the allowed logits.
+
+        A forbidden id has log p = -inf and adds nothing to the sum. Only the given logits are saved, as in `cross_entropy`; `log_scale_B`
+        is a number without gradient, up to about 80 in fp32.
+        """
+        first_BL, second_BL, sum_BL = Log1pTerms.apply(logits_BLv, log_scale_B, torch.stack((first_BL, second_BL)), self)
+        return first_BL, second_BL, sum_BL
+
     def _reduce(self, partial: Tensor) -> Tensor:
         if self.group is None:
             return partial
@@ -168,7 +178,7 @@ class _CrossEntropy(Function):
         values_BLv = vocab._copy(logits_BLv)
         column_BL, here_BL = vocab._locate(index_BL)
         found_BL = torch.where(here_BL, values_BLv.gather(-1, column_BL.unsqueeze(-1)).squeeze(-1), 0.0)
-        parts_r2BL = vocab._gather(torch.stack((values_BLv.logsumexp(-1), found_BL)))
+        parts_r2BL = vocab._gather(torch.stack((_logsumexp_in_place(values_BLv), found_BL)))
         total_BL = parts_r2BL[:, 0].logsumexp(0)
         ctx.vocab = vocab
         ctx.save_for_backward(logits_BLv, index_BL, total_BL)
@@ -179,9 +189,16 @@ class _CrossEntropy(Function):
         logits_BLv, index_BL, total_BL = ctx.saved_tensors
         column_BL, here_BL = ctx.vocab._locate(index_BL)
         # One fp32 buffer, written in place. Forbidden columns hold anything, infinity included, until they are filled below.
-        gradient_BLv = (logits_BLv - total_BL.unsqueeze(-1)).exp_().mul_(gradient_BL.unsqueeze(-1))
+        gradient_BLv = logits_BLv.to(total_BL.dtype, copy=True).sub_(total_BL.unsqueeze(-1)).exp_().mul_(gradient_BL.unsqueeze(-1))
         gradient_BLv.scatter_add_(-1, column_BL.unsqueeze(-1), torch.where(here_BL, -gradient_BL, 0.0).unsqueeze(-1))
         return ctx.vocab._fill_forbidden(gradient_BLv, 0.0).to(logits_BLv.dtype), None, None
+
+
+def _logsumexp_in_place(values_BLv: Tensor) -> Tensor:
+    """logsumexp over the last axis, which overwrites its argument: torch's own takes a second buffer of that size."""
+    highest_BL1 = values_BLv.amax(-1, keepdim=True)
+    highest_BL1.masked_fill_(highest_BL1 == -torch.inf, 0.0)  # a rank may hold nothing but forbidden columns
+    return values_BLv.sub_(highest_BL1).exp_().sum(-1).log_().add_(highest_BL1.squeeze(-1))
 
 
 class _Reduce(Function):

@@ -8,7 +8,7 @@ replicated numbers, so
 - a replicated number that meets this rank's columns (log p = logits - logsumexp, z E^T) gets from them only this rank's part of its
   gradient. Pass it through `spread` first, whose backward adds the ranks' parts. Numbers without a gradient (alpha_t, weights) need no spread.
 
-Shape suffixes: B sequences, L positions, v columns of this rank, E width of a table; a leading 2 stacks two [B, L] tensors.
+Shape suffixes: B sequences, L positions, v columns of this rank, E width of a table, G groups of ids; a leading 2 stacks two [B, L] tensors.
 """
 
 from typing import Any
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from pretrain.parallel.vocab_groups import LogGroupSums
 from pretrain.parallel.vocab_mean import CrossEntropyAndMean
 from pretrain.parallel.vocab_terms import Log1pTerms
 from pretrain.parallel.vocabulary import Vocabulary
@@ -109,6 +110,18 @@ class VocabShard:
         """
         first_BL, second_BL, sum_BL = Log1pTerms.apply(logits_BLv, log_scale_B, torch.stack((first_BL, second_BL)), self)
         return first_BL, second_BL, sum_BL
+
+    def log_group_sums(
+        self, logits_BLv: Tensor, members_vG: Tensor, index_BL: Tensor, barred_BLG: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """([B, L, G], [B, L]): for each group of ids the log of the sum of exp(logit) over its members without `index_BL`, and the logit of
+        `index_BL` itself, so that a digit's probability never rests on one minus a rounded number.
+
+        members_vG holds 1 where this rank's id belongs to the group, else 0. An id that belongs to a group marked in barred_BLG counts for
+        nothing at that position; `index_BL` must not be such an id. A group without members has a finite log of less than -1e29.
+        Saves only the given logits, and costs one collective: two fp32 copies of the slice live within its backward.
+        """
+        return LogGroupSums.apply(logits_BLv, members_vG, index_BL, barred_BLG, self)
 
     def _reduce(self, partial: Tensor) -> Tensor:
         if self.group is None:

@@ -2,7 +2,7 @@
 
 With a = logits + evidence . table^T and p = softmax(a) over the allowed columns: nats = logsumexp(a) - a[index] and mean = p . table.
 One fp32 buffer of the size of the logits going forward and two going backward; autograd keeps the logits it was given (bf16 stays bf16)
-and nothing else of that size. The products are for full fp32: a mean in TF32 would be off by 1e-3.
+and nothing else of that size. The products are in full fp32: a mean in TF32 would be off by 1e-3.
 Backward, with c the gradient of nats and g that of mean:
 
     d a_v = p_v (c + table_v . g - mean . g) - c [v = index],    d evidence = d a . table,    d table = p^T g + d a^T evidence
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from pretrain.parallel.vocab_groups import full_precision
+
 if TYPE_CHECKING:
     from pretrain.parallel.vocab import VocabShard
 
@@ -27,13 +29,15 @@ class CrossEntropyAndMean(Function):
     def forward(
         ctx: Any, logits_BLv: Tensor, evidence_BLE: Tensor | None, table_vE: Tensor, index_BL: Tensor, learns_B: Tensor, vocab: "VocabShard"
     ) -> tuple[Tensor, Tensor]:
-        values_Nv, table = _logits(vocab, logits_BLv, evidence_BLE, table_vE)
+        with full_precision(logits_BLv.device):
+            values_Nv, table = _logits(vocab, logits_BLv, evidence_BLE, table_vE)
         column_N, here_N = (x.flatten() for x in vocab._locate(index_BL))
         found_N = torch.where(here_N, values_Nv.gather(-1, column_N.unsqueeze(-1)).squeeze(-1), 0.0)
         peak_N = values_Nv.amax(-1)
         reached_N = torch.where(peak_N.isneginf(), 0.0, peak_N)  # a rank may hold nothing but forbidden columns: its mass is 0, not nan
         mass_N = values_Nv.sub_(reached_N.unsqueeze(-1)).exp_().sum(-1)
-        own_NE = values_Nv @ table
+        with full_precision(logits_BLv.device):
+            own_NE = values_Nv @ table
         # Every rank's log-mass, value at the index, and unnormalised sum, in one collective.
         parts_rNC = vocab._gather(torch.cat((torch.stack((peak_N, mass_N, found_N), -1), own_NE), -1))
         peaks_rN, masses_rN = parts_rNC[..., 0], parts_rNC[..., 1]
@@ -48,21 +52,28 @@ class CrossEntropyAndMean(Function):
 
     @staticmethod
     def backward(ctx: Any, c_BL: Tensor, g_BLE: Tensor) -> tuple[Tensor | None, ...]:
-        logits_BLv, evidence_BLE, table_vE, index_BL, learns_B, total_N, mean_NE = ctx.saved_tensors
-        c_N, g_NE = c_BL.flatten(), g_BLE.flatten(0, 1)
-        learns_N1 = learns_B.repeat_interleave(index_BL.shape[1]).unsqueeze(-1)
-        p_Nv, table = _logits(ctx.vocab, logits_BLv, evidence_BLE, table_vE)
-        p_Nv.sub_(total_N.unsqueeze(-1)).exp_()
-        table_gradient_vE = p_Nv.T @ (g_NE * learns_N1)
-        da_Nv = p_Nv.mul_(torch.addmm((c_N - (mean_NE * g_NE).sum(-1)).unsqueeze(-1), g_NE, table.T))
-        column_N, here_N = (x.flatten() for x in ctx.vocab._locate(index_BL))
-        da_Nv.scatter_add_(-1, column_N.unsqueeze(-1), torch.where(here_N, -c_N, 0.0).unsqueeze(-1))
-        ctx.vocab._fill_forbidden(da_Nv, 0.0)
-        evidence_gradient_BLE = None
-        if evidence_BLE is not None:
-            table_gradient_vE.addmm_(da_Nv.T, evidence_BLE.to(da_Nv).flatten(0, 1) * learns_N1)
-            evidence_gradient_BLE = (da_Nv @ table).view_as(g_BLE).to(evidence_BLE.dtype)
-        return da_Nv.view_as(logits_BLv).to(logits_BLv.dtype), evidence_gradient_BLE, table_gradient_vE.to(table_vE.dtype), None, None, None
+        with full_precision(c_BL.device):
+            return *_gradients(ctx.vocab, c_BL.flatten(), g_BLE.flatten(0, 1), *ctx.saved_tensors), None, None, None
+
+
+def _gradients(
+    vocab: "VocabShard", c_N: Tensor, g_NE: Tensor, logits_BLv: Tensor, evidence_BLE: Tensor | None, table_vE: Tensor, index_BL: Tensor,
+    learns_B: Tensor, total_N: Tensor, mean_NE: Tensor,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """Of the logits, the evidence and the table."""
+    learns_N1 = learns_B.repeat_interleave(index_BL.shape[1]).unsqueeze(-1)
+    p_Nv, table = _logits(vocab, logits_BLv, evidence_BLE, table_vE)
+    p_Nv.sub_(total_N.unsqueeze(-1)).exp_()
+    table_gradient_vE = p_Nv.T @ (g_NE * learns_N1)
+    da_Nv = p_Nv.mul_(torch.addmm((c_N - (mean_NE * g_NE).sum(-1)).unsqueeze(-1), g_NE, table.T))
+    column_N, here_N = (x.flatten() for x in vocab._locate(index_BL))
+    da_Nv.scatter_add_(-1, column_N.unsqueeze(-1), torch.where(here_N, -c_N, 0.0).unsqueeze(-1))
+    vocab._fill_forbidden(da_Nv, 0.0)
+    evidence_gradient_BLE = None
+    if evidence_BLE is not None:
+        table_gradient_vE.addmm_(da_Nv.T, evidence_BLE.to(da_Nv).flatten(0, 1) * learns_N1)
+        evidence_gradient_BLE = (da_Nv @ table).view_as(evidence_BLE).to(evidence_BLE.dtype)
+    return da_Nv.view_as(logits_BLv).to(logits_BLv.dtype), evidence_gradient_BLE, table_gradient_vE.to(table_vE.dtype)
 
 
 def _logits(vocab: "VocabShard", logits_BLv: Tensor, evidence_BLE: Tensor | None, table_vE: Tensor) -> tuple[Tensor, Tensor]:

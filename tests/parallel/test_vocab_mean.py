@@ -124,3 +124,17 @@ def test_bf16_logits_in_any_memory_order_and_what_is_kept() -> None:
         results.append([nats_BL, mean_BLE, leaf_BLP.grad])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_autocast_and_fast_products_elsewhere_do_not_reach_it() -> None:
+    """bf16 products would change the mean in its third digit: value and gradients are bit for bit those without autocast."""
+    logits_BLP, evidence_BLE, table_PE, index_BL = (x.float() if x.is_floating_point() else x for x in arguments(words()))
+    results = []
+    for autocast in (False, True):
+        leaves = [x.clone().requires_grad_() for x in (logits_BLP, evidence_BLE, table_PE)]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            found = VocabShard.whole(words()).cross_entropy_and_mean(*leaves, index_BL, LEARNS_B)
+            value_of(*found).backward()
+        results.append([*found, *(x.grad for x in leaves)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)

@@ -131,14 +131,14 @@ class Engine:
         if not self.objective_optimizer.parameters:
             return
         undo = 1.0 / self.groups.data.size  # what DeepSpeed's average does for the network
-        own = float(self.objective_optimizer.reduce()) ** 0.5 * undo
+        own, apart = (squared**0.5 * undo for squared in self.objective_optimizer.reduce())
         network = self._network_norm()
         joint = (own**2 + network**2) ** 0.5
         clip = self.config.clip
         if clip:
             self.optimizer.clip_grad = clip * network / max(joint, 1e-30)
-        factor = min(1.0, clip / (joint + 1e-6)) if clip else 1.0
-        self.objective_optimizer.step(lr, undo * factor)
+        factor, apart_factor = (min(1.0, clip / (norm + 1e-6)) if clip else 1.0 for norm in (joint, apart))
+        self.objective_optimizer.step(lr, undo * factor, undo * apart_factor)
         self._joint_norm = joint
 
     def _network_norm(self) -> float:

@@ -28,6 +28,7 @@ def initialize(embedding: UnitEmbedding, schedule: LearnedSchedule, config: RePl
             "learning_rate": config.learning_rate,
             "weight_decay": config.endpoint_decay if endpoint else 0.0,
             "partial_over_tensor": parameter is embedding.weight,
+            "clip_apart": parameter is not embedding.weight and not endpoint,  # the interior minimises E[loss^2], in nats squared
         }
         for mark, value in marks.items():
             setattr(parameter, mark, value)

@@ -1,6 +1,7 @@
 """Names in the configuration -> objects: the only place that knows every class."""
 
 import importlib.util
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -14,13 +15,22 @@ from pretrain.errors import UserError
 from pretrain.objectives.ar import AR
 from pretrain.objectives.base import Objective
 from pretrain.objectives.config import ObjectiveConfig
+from pretrain.objectives.duo import Duo
+from pretrain.objectives.esolm import EsoLM
 from pretrain.objectives.mdlm import MDLM
+from pretrain.objectives.mdm_prime import MDMPrime
 from pretrain.parallel import platform
 from pretrain.parallel.groups import Groups
 from pretrain.parallel.vocabulary import Vocabulary
 from pretrain.run_config import RunConfig
 
-OBJECTIVES: dict[str, type[AR] | type[MDLM]] = {"ar": AR, "mdlm": MDLM}
+OBJECTIVES: dict[str, Callable[[Vocabulary, ObjectiveConfig], Objective]] = {
+    "ar": AR,
+    "mdlm": MDLM,
+    "duo": Duo,
+    "esolm": EsoLM,
+    "mdm_prime": MDMPrime,
+}
 
 
 def build_objective(config: ObjectiveConfig, vocabulary: Vocabulary) -> Objective:
@@ -48,6 +58,7 @@ def build_network(config: RunConfig, objective: Objective, groups: Groups, devic
     stage = build_stage(
         config.backbone, config.parallel, groups, rows=objective.vocabulary.padded_size, attention=objective.attention, dtype=compute_dtype(config),
         device=device, fp32_residual=config.precision.fp32_residual, fp8=config.precision.fp8, transformer_engine=use_transformer_engine(config),
+        variable_lengths=objective.two_stream,
     )  # fmt: skip
     if device.type != "meta":
         stage.initialize(config.seed)
@@ -64,8 +75,6 @@ def build_engine(config: RunConfig, objective: Objective, groups: Groups, device
     )  # fmt: skip
 
 
-
-
 def build_samples(config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> tuple[TrainingSamples, ValidationSamples | None]:
     """Corpora opened and verified: the training stream, and the held-out set where there is one. Raises UserError naming what is wrong."""
     training = TrainingSamples(
@@ -76,6 +85,7 @@ def build_samples(config: RunConfig, objective: Objective, tokenizer: Tokenizer)
         lookahead=objective.lookahead,
         random_length=objective.random_length,
         seed=config.seed,
+        parts=objective.parts,
     )
     if not config.data.validation:
         return training, None
@@ -85,7 +95,8 @@ def build_samples(config: RunConfig, objective: Objective, tokenizer: Tokenizer)
         config.batch,
         corrupt=partial(objective.corrupt, evaluation=True),
         lookahead=objective.lookahead,
-        draws=config.validation.draws,
+        draws=config.validation.draws * objective.importance,
         seed=config.seed,
+        parts=objective.evaluation_parts,
     )
     return training, held_out

@@ -133,6 +133,8 @@ def known_keys(kind: type, prefix: str = "") -> list[str]:
     """Dotted names of every field of a configuration dataclass, sections included."""
     keys = []
     for item in fields(kind):
+        if item.metadata.get("derived"):
+            continue
         keys.append(_join(prefix, item.name))
         hint = get_type_hints(kind)[item.name]
         if isinstance(hint, type) and is_dataclass(hint):

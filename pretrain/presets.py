@@ -49,17 +49,20 @@ LADDER: dict[str, tuple[int, int, int]] = {
 }
 """Name -> (hidden, layers, heads): the DiT sizes of scaling-dllms. The names are SMDM's, which count 16 n d^2 for SwiGLU; a DiT has 12 n d^2."""
 
-LADDER_OBJECTIVES = ("ar", "mdlm")
+LADDER_OBJECTIVES = ("ar", "mdlm", "duo", "esolm", "replaid", "mdm_prime")
 
 LADDER_VOCABULARY = 32001
 """The Llama-2 tokenizer's 32000 pieces and a mask."""
 
 
 def defaults_tree(kind: type) -> dict[str, Any]:
-    """Every key of a configuration dataclass with its default, `???` where there is none: so a command line may set any key without `+`."""
+    """Every key of a configuration dataclass with its default, `???` where there is none: so a command line may set any key without `+`.
+    Derived fields are not keys."""
     hints = get_type_hints(kind)
     tree: dict[str, Any] = {}
     for item in fields(kind):
+        if item.metadata.get("derived"):
+            continue
         if is_dataclass(hints[item.name]):
             tree[item.name] = defaults_tree(hints[item.name])
         elif item.default_factory is not MISSING:
@@ -70,14 +73,19 @@ def defaults_tree(kind: type) -> dict[str, Any]:
 
 
 def ladder_preset(size: str, objective: str) -> dict[str, Any]:
-    """One rung as a Hydra node: the shape of the network, and the recipe that every rung shares."""
+    """One rung as a Hydra node: the shape of the network, and the recipe that every rung shares.
+
+    MDM-Prime has SMDM's Llama-style network of the same width, depth and heads (SwiGLU of width 4 d, hence the sizes' names), and no mask
+    in its vocabulary: 15 binary digits.
+    """
     hidden, layers, heads = LADDER[size]
-    overrides = {"objective": objective, "backbone": "dit", "data": "slimpajama", "recipe": "scaling"}
+    prime = objective == "mdm_prime"
+    overrides = {"objective": objective, "backbone": "llama" if prime else "dit", "data": "slimpajama", "recipe": "scaling"}
     return {
         "defaults": [{f"override /{group}": choice} for group, choice in overrides.items()],
         "name": f"{objective}_{size}",
         "backbone": {"hidden": hidden, "layers": layers, "heads": heads},
-        "plan": {"vocabulary": LADDER_VOCABULARY},
+        "plan": {"vocabulary": LADDER_VOCABULARY - prime},
     }
 
 

@@ -2,15 +2,13 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from pretrain.errors import UserError
+from pretrain.objectives.rules import OBJECTIVE_RANGES, Range
 from pretrain.run_config import RunConfig
-
-Range = tuple[Callable[[Any], bool], str]
-"""Whether a value is legal, and the rule with a legal example, completing `KEY=VALUE must …`."""
 
 
 def _up_to(most: int) -> Range:
@@ -23,7 +21,6 @@ _RANKS = _up_to(2**20)
 _POSITIVE: Range = (lambda x: x > 0, "be above 0")
 _NOT_NEGATIVE: Range = (lambda x: x >= 0, "not be negative; use 0 or more")
 _DECAY: Range = (lambda x: 0 <= x < 1, "lie in [0, 1); use for example 0.9")
-_INSIDE: Range = (lambda x: 0 < x < 1, "lie strictly between 0 and 1; use for example 1e-3")
 NAME_LENGTH = 100
 """File systems take 255 bytes, and suffixes are added."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -52,9 +49,7 @@ RANGES: dict[str, Range] = {
     "backbone.rope_base": (lambda x: x > 1, "be above 1; use 10000"),
     "backbone.norm_eps": (lambda x: 0 < x < 1, "lie strictly between 0 and 1; use 1e-5"),
     "backbone.vocab_multiple": _up_to(2**20),
-    "objective.mask_id": (lambda x: x >= 0, "be a token id; leave it out for the id after the tokenizer's last"),
-    "objective.schedule_eps": (lambda x: 0 <= x < 1, "lie in [0, 1); use 1e-3"),
-    "objective.time_eps": _INSIDE,
+    **OBJECTIVE_RANGES,
     "data.random_length_probability": (lambda x: 0 <= x <= 1, "be a probability; use a value in [0, 1]"),
     "data.prefetch": _COUNT,
     "batch.global_sequences": _up_to(2**24),

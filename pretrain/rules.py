@@ -7,11 +7,11 @@ No torch here.
 import math
 from dataclasses import dataclass
 
-from pretrain.backbones.flops import steps_for_budget
+from pretrain.backbones.flops import steps_for_budget, training_flops_per_token
 from pretrain.data.tokenizer import Tokenizer, vocabulary_for
 from pretrain.engine.schedule import warmup_steps
 from pretrain.errors import UserError
-from pretrain.objectives.config import ObjectiveConfig
+from pretrain.objectives.rules import check_objective, check_parts, check_vocabulary
 from pretrain.parallel.vocabulary import Vocabulary
 from pretrain.ranges import check_ranges
 from pretrain.run_config import RunConfig
@@ -44,6 +44,7 @@ class Derived:
 def resolve(config: RunConfig, *, world_size: int, model_size: int) -> Derived:
     """Everything that follows from a legal configuration; `model_size` is the vocabulary with its mask. Raises UserError."""
     validate(config, world_size=world_size)
+    check_vocabulary(config.objective, model_size)
     data_parallel = world_size // config.parallel.model_ranks
     tokens_per_step = config.batch.global_sequences * config.batch.length
     steps = _steps(config, model_size, tokens_per_step)
@@ -64,7 +65,15 @@ def resolve(config: RunConfig, *, world_size: int, model_size: int) -> Derived:
 def run_vocabulary(config: RunConfig, tokenizer: Tokenizer) -> Vocabulary:
     """The three vocabulary sizes and the mask id of a run. Raises UserError for a mask id that text may use."""
     objective = config.objective
-    return vocabulary_for(tokenizer, objective.name != "ar", config.backbone.vocab_multiple, objective.mask_id)
+    return vocabulary_for(tokenizer, objective.has_mask, config.backbone.vocab_multiple, objective.mask_id)
+
+
+def run_flops_per_token(config: RunConfig, model_size: int) -> float:
+    """Model operations per input token of a run's training, attention included: what MFU and plans count."""
+    objective = config.objective
+    return training_flops_per_token(
+        config.backbone, model_size, config.batch.length, two_stream=objective.two_stream_share, preliminary=objective.preliminary_share
+    )
 
 
 def validate(config: RunConfig, *, world_size: int) -> None:
@@ -126,13 +135,10 @@ def _check_backbone(config: RunConfig) -> None:
 
 
 def _check_objective(config: RunConfig) -> None:
-    if config.objective.name != "ar":
+    objective = config.objective
+    check_objective(objective)
+    if objective.name != "ar":
         return
-    plain = ObjectiveConfig(name="ar")
-    for key in ("mask_id", "schedule_eps", "time_eps", "low_variance", "evaluation"):
-        value = getattr(config.objective, key)
-        if value != getattr(plain, key):
-            raise UserError(f"objective.{key}={value} belongs to diffusion objectives; ar has no noise: leave it out")
     if config.data.random_length_probability:
         raise UserError(
             f"data.random_length_probability={config.data.random_length_probability} is for diffusion objectives; ar sees every length "
@@ -226,6 +232,7 @@ def _check_world(config: RunConfig, world_size: int) -> None:
             f"{batch.micro_sequences} x {data_parallel} = {together}; "
             f"use batch.global_sequences={nearest_multiple(batch.global_sequences, together)}{smaller}"
         )
+    check_parts(config.objective, batch.global_sequences, batch.micro_sequences)
     micro_batches = batch.global_sequences // together
     if parallel.virtual_pipeline > 1 and micro_batches % parallel.pipeline:
         raise UserError(
@@ -266,7 +273,10 @@ def _steps(config: RunConfig, model_size: int, tokens_per_step: int) -> int:
             raise UserError(f"duration.tokens={duration.tokens:g} is less than one step of {tokens_per_step} tokens; use at least that many")
     else:
         assert duration.flops is not None
-        steps = steps_for_budget(config.backbone, model_size, batch.length, batch.global_sequences, duration.flops)
+        steps = steps_for_budget(
+            config.backbone, model_size, batch.length, batch.global_sequences, duration.flops,
+            two_stream=config.objective.two_stream_share, preliminary=config.objective.preliminary_share,
+        )  # fmt: skip
         if steps == 0:
             raise UserError(
                 f"duration.flops={duration.flops:g} pays for less than one step of {tokens_per_step} tokens; raise it or lower batch.global_sequences"

@@ -3,11 +3,11 @@
 No torch here: `--cfg job`, `--help` and every configuration error must come in a second or two.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from pretrain.backbones.config import BackboneConfig
+from pretrain.backbones.config import BackboneConfig, InputConfig
 from pretrain.data.config import DataConfig
 from pretrain.engine.config import OptimizerConfig, PrecisionConfig, ScheduleConfig
 from pretrain.objectives.config import ObjectiveConfig
@@ -53,6 +53,16 @@ class CheckpointConfig:
     keep: int = 3
 
 
+def input_config(objective: ObjectiveConfig) -> InputConfig:
+    """What stands at each position of the network that an objective trains."""
+    if objective.name == "mdm_prime":
+        prime = objective.mdm_prime
+        return InputConfig(kind="digits", base=prime.base, digits=prime.digits, join=prime.join)
+    if objective.name == "replaid":
+        return InputConfig(kind="latents", latent=objective.replaid.latent)
+    return InputConfig()
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything that defines a run. The run directory is `root/name`, the same for every rank and restart.
@@ -79,6 +89,10 @@ class RunConfig:
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+
+    def __post_init__(self) -> None:
+        """What the network reads follows from the objective."""
+        object.__setattr__(self, "backbone", replace(self.backbone, inputs=input_config(self.objective)))
 
     @property
     def directory(self) -> Path:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import yaml
 
-from pretrain.backbones.flops import training_flops_per_token
 from pretrain.backbones.parameters import count_parameters
 from pretrain.build import build_engine, build_objective, build_samples, compute_dtype
 from pretrain.checkpoint.changes import changes, read_config
@@ -35,7 +34,7 @@ from pretrain.objectives.base import Objective
 from pretrain.parallel import groups as parallel_groups
 from pretrain.parallel import platform
 from pretrain.parallel.groups import Groups
-from pretrain.rules import Derived, resolve, run_vocabulary
+from pretrain.rules import Derived, resolve, run_flops_per_token, run_vocabulary
 from pretrain.run_config import RunConfig
 from pretrain.telemetry.log import RunLog
 from pretrain.telemetry.throughput import Compute, Throughput, device_peak, peak_memory_gib
@@ -178,9 +177,10 @@ class Trainer:
                 nats_N, count_N = self.engine.evaluate(shard)
                 nats.append(nats_N.numpy())
                 counts.append(count_N.numpy())
-        numbers = np.arange(sum(map(len, nats)))
-        ids = np.where(numbers < len(self.held_out), numbers // self.config.validation.draws, -1)
-        result = estimate_likelihood(ids, np.concatenate(nats), np.concatenate(counts), label=self.objective.label(evaluation=True))
+        ids = self.held_out.sequences(sum(map(len, nats)))
+        result = estimate_likelihood(
+            ids, np.concatenate(nats), np.concatenate(counts), label=self.objective.label(evaluation=True), importance=self.objective.importance
+        )
         self.log.validation(step, self._validation_record(step, result))
         if not math.isfinite(result.nats_per_token):
             raise self._diverged(f"validation at step {step} gave {result.nats_per_token:.4g} nats per token")
@@ -219,7 +219,7 @@ class Trainer:
 
     def _open_log(self, checkpoint: Checkpoint | None) -> tuple[RunLog, Throughput]:
         model_size = self.objective.vocabulary.model_size
-        flops = training_flops_per_token(self.config.backbone, model_size, self.config.batch.length)
+        flops = run_flops_per_token(self.config, model_size)
         dtype: Compute = "fp8" if self.config.precision.fp8 else "bf16" if compute_dtype(self.config) is torch.bfloat16 else "fp32"
         peak = device_peak(self.device, dtype, self.config.telemetry.peak_tflops)
         log = RunLog(

@@ -13,6 +13,7 @@ from pretrain.data.config import DataConfig, SourceConfig
 from pretrain.engine.schedule import learning_rate
 from pretrain.errors import UserError
 from pretrain.objectives.config import ObjectiveConfig
+from pretrain.objectives.rules import SECTIONS
 from pretrain.ranges import RANGES, leaves
 from pretrain.rules import legal_tensor_sizes, resolve, validate
 from pretrain.run_config import BatchConfig, DurationConfig, RunConfig
@@ -31,9 +32,13 @@ BASE = RunConfig(
 def changed(config: RunConfig, **values: Any) -> RunConfig:
     """`config` with dotted keys (written with two underscores) replaced."""
     for key, value in values.items():
-        section, _, name = key.partition("__")
-        config = replace(config, **{section: replace(getattr(config, section), **{name: value}) if name else value})
+        config = _with(config, key.split("__"), value)
     return config
+
+
+def _with(tree: Any, path: list[str], value: Any) -> Any:
+    first, *rest = path
+    return replace(tree, **{first: _with(getattr(tree, first), rest, value) if rest else value})
 
 
 LLAMA = changed(BASE, backbone=BackboneConfig(kind="llama", hidden=2048, layers=24, heads=16, kv_heads=4))
@@ -78,9 +83,9 @@ REFUSED: list[tuple[RunConfig, int, str]] = [
     (changed(BASE, schedule__final=1.0), 1, r"schedule\.final=1 must not be above schedule\.peak=0\.0002"),
     (changed(BASE, schedule__kind="wcd", schedule__warmup_steps=600, schedule__decay_fraction=0.5), 1, r"do not fit.*warmup_steps=500"),
     (changed(AR, data__random_length_probability=0.01), 1, r"random_length_probability=0\.01 is for diffusion"),
-    (changed(AR, objective__low_variance=False), 1, r"objective\.low_variance=False belongs to diffusion"),
-    (changed(AR, objective__mask_id=3), 1, r"objective\.mask_id=3 belongs to diffusion"),
-    (changed(AR, objective__time_eps=0.01), 1, r"objective\.time_eps=0\.01 belongs to diffusion"),
+    (changed(AR, objective__low_variance=False), 1, r"objective\.low_variance=False has no meaning for ar"),
+    (changed(AR, objective__mask_id=3), 1, r"objective\.mask_id=3 has no meaning for ar"),
+    (changed(AR, objective__time_eps=0.01), 1, r"objective\.time_eps=0\.01 has no meaning for ar"),
     (changed(AR, validation__draws=4), 1, r"validation\.draws=4 averages over noise and ar has none"),
     (changed(BASE, precision__fp8=True, precision__compute="fp32"), 1, r"precision\.fp8=true .* precision\.compute=bf16"),
     (changed(BASE, precision__fp8=True, batch__micro_sequences=1, batch__length=1000), 1, r"batch\.length = 1000 in multiples of 16; make .* 992"),
@@ -158,10 +163,24 @@ NONSENSE: dict[str, list[Any]] = {
     "schedule.decay_fraction": [0.0, 1.1],
     "parallel.zero_stage": [0, 4],
     "telemetry.peak_tflops": [0.0],
+    "objective.duo.top_k": [1],
+    "objective.esolm.alpha_0": [1.01],
+    "objective.esolm.batch_split": [1.0],
+    "objective.replaid.self_conditioning": [0.3, 2.0],
+    "objective.mdm_prime.base": [1],
+    "objective.mdm_prime.joint_mask_above": [1.0],
 }
 MAY_BE_ZERO = {
     "seed", "objective.mask_id", "schedule.warmup_steps", "schedule.final", "optimizer.clip", "optimizer.ema", "optimizer.weight_decay",
     "optimizer.beta1", "optimizer.beta2", "validation.every", "checkpoint.keep", "objective.schedule_eps", "data.random_length_probability",
+    "objective.duo.log10_tau_start", "objective.duo.log10_tau_end", "objective.duo.curriculum_start", "objective.duo.curriculum_end",
+    "objective.duo.gamma_min", "objective.duo.gamma_max", "objective.esolm.alpha_0", "objective.replaid.gamma_0", "objective.replaid.gamma_1",
+    "objective.replaid.self_conditioning", "objective.replaid.prior_ramp_steps", "objective.replaid.endpoint_decay",
+    "objective.mdm_prime.shuffle_seed", "objective.mdm_prime.joint_mask_above",
+}  # fmt: skip
+MAY_BE_NEGATIVE = {
+    "objective.duo.log10_tau_start", "objective.duo.log10_tau_end", "objective.duo.gamma_min", "objective.duo.gamma_max",
+    "objective.replaid.gamma_0", "objective.replaid.gamma_1",
 }  # fmt: skip
 EVERY_FLOAT = changed(BASE, duration=DurationConfig(tokens=1.0, flops=1.0), telemetry__peak_tflops=1.0)
 FLOATS = {key for key, value in leaves(EVERY_FLOAT) if isinstance(value, float)}
@@ -172,13 +191,19 @@ def test_nonsense_is_refused_in_every_field(key: str) -> None:
     assert len(RANGES) >= 46 and len(FLOATS) >= 14
     bad = list(NONSENSE.get(key, []))
     if key not in ("name", "root", "tokenizer", "telemetry.wandb_project"):
-        bad += [-1] + ([0] if key not in MAY_BE_ZERO else [])
+        bad += ([-99] if key in MAY_BE_NEGATIVE else [-1]) + ([0] if key not in MAY_BE_ZERO else [])
     if key in FLOATS:
         bad += [math.nan, math.inf, -math.inf]
     assert bad
     for value in bad:
         with pytest.raises(UserError, match=re.escape(key)):
-            validate(changed(BASE, **{key.replace(".", "__"): value}), world_size=1)
+            validate(changed(_owner(key), **{key.replace(".", "__"): value}), world_size=1)
+
+
+def _owner(key: str) -> RunConfig:
+    """A run whose objective has the constant."""
+    section = key.split(".")[1] if key.startswith("objective.") else ""
+    return changed(BASE, objective=ObjectiveConfig(name=section)) if section in SECTIONS else BASE  # type: ignore[arg-type]
 
 
 def test_derived_quantities() -> None:

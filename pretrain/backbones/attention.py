@@ -15,12 +15,24 @@ from pretrain.hf_model.network_input import Attention
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
+def order_function(attention: Attention, length: int) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """(query, key) -> may the query see the key as far as their places go; None: always. `length` is the whole sequence's."""
+    if attention is Attention.FULL:
+        return None
+    if attention is Attention.CAUSAL:
+        return lambda q, k: q >= k
+    half = length // 2
+    # A noisy query sees itself and the clean tokens before it; a clean one sees the clean tokens up to itself.
+    return lambda q, k: ((q < half) & ((k == q) | ((k >= half) & (k < q + half)))) | ((q >= half) & (k >= half) & (k <= q))
+
+
 def mask_function(attention: Attention, documents_BL: Tensor) -> MaskFunction:
-    """(batch, head, query, key) -> may the query see the key: same document number, and not later where causal."""
+    """(batch, head, query, key) -> may the query see the key: same document number, and in an order that the pattern allows."""
+    order = order_function(attention, documents_BL.shape[1])
 
     def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         same = documents_BL[b, q] == documents_BL[b, k]
-        return same & (q >= k) if attention is Attention.CAUSAL else same
+        return same if order is None else same & order(q, k)
 
     return allowed
 
@@ -28,38 +40,45 @@ def mask_function(attention: Attention, documents_BL: Tensor) -> MaskFunction:
 def dense_mask(attention: Attention, documents_BL: Tensor) -> Tensor:
     """bool [B, 1, L, L] of `mask_function` over all pairs."""
     mask = documents_BL[:, :, None] == documents_BL[:, None, :]
-    if attention is Attention.CAUSAL:
-        mask = mask & torch.ones(mask.shape[1:], dtype=torch.bool, device=mask.device).tril()
+    order = order_function(attention, documents_BL.shape[1])
+    if order is not None:
+        place = torch.arange(documents_BL.shape[1], device=documents_BL.device)
+        mask = mask & order(place[:, None], place[None, :])
     return mask[:, None]
 
 
 class Masks:
-    """Masks of the last micro-batch's documents, made once and shared by the layers of a chunk."""
+    """Masks of the last micro-batch's documents, made once and shared by the layers of a chunk.
+
+    Two streams are told by a third axis: their documents come as [B, 2, L]. (Recomputed layers get the tensor again and nothing else.)
+    """
 
     def __init__(self, attention: Attention) -> None:
         self.attention = attention
         self._documents: Tensor | None = None
         self._mask: Any = None
 
-    def of(self, documents_BL: Tensor) -> Any:
+    def of(self, documents: Tensor) -> Any:
         """A dense bool mask on CPU, a FlexAttention block mask on CUDA."""
-        if self._documents is not documents_BL:
-            self._documents, self._mask = documents_BL, self._make(documents_BL)
+        if self._documents is not documents:
+            self._documents, self._mask = documents, self._make(documents)
         return self._mask
 
-    def _make(self, documents_BL: Tensor) -> Any:
+    def _make(self, documents: Tensor) -> Any:
+        attention = Attention.TWO_STREAM if documents.dim() == 3 else self.attention
+        documents_BL = documents.flatten(1)
         if not documents_BL.is_cuda:
-            return dense_mask(self.attention, documents_BL)
+            return dense_mask(attention, documents_BL)
         from torch.nn.attention.flex_attention import create_block_mask
 
         batch, length = documents_BL.shape
-        return create_block_mask(mask_function(self.attention, documents_BL), batch, None, length, length, device=documents_BL.device)
+        return create_block_mask(mask_function(attention, documents_BL), batch, None, length, length, device=documents_BL.device)
 
 
 class CoreAttention(nn.Module):
     """What megatron-core calls between the query-key-value projection (after RoPE) and the output projection.
 
-    `attention_mask` carries documents_BL (an integer tensor survives megatron-core's activation recomputation, a block mask would not).
+    `attention_mask` carries the documents (an integer tensor survives megatron-core's activation recomputation, a block mask would not).
     """
 
     _flex: Callable[..., Tensor] | None = None

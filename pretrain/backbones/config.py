@@ -1,7 +1,34 @@
 """The shape of a network. No torch here: configuration must load in milliseconds."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputConfig:
+    """What stands at each position of a network's input; it follows from the objective.
+
+    kind          tokens: ids of the vocabulary. digits: the sub-tokens of each id. latents: vectors of `latent` numbers, an estimate of their
+                  clean values, and the noise level.
+    base, digits  digits: each id is `digits` digits of this base, or the masked digit (`base` itself).
+    join          digits: how their embeddings make one of width D. concat_shared: one table of width D // digits, concatenated (and padded
+                  with zeros to D); concat: the same with a table per digit; sum: a table of width D per digit, added.
+    """
+
+    kind: Literal["tokens", "digits", "latents"] = "tokens"
+    base: int = 2
+    digits: int = 1
+    join: Literal["concat_shared", "concat", "sum"] = "concat_shared"
+    latent: int = 1
+
+    def digit_table(self, hidden: int) -> tuple[int, int]:
+        """Rows and width of the digits' table."""
+        tables = 1 if self.join == "concat_shared" else self.digits
+        return tables * (self.base + 1), hidden if self.join == "sum" else hidden // self.digits
+
+
+GAMMA_FEATURES = 64
+"""Sines and cosines that embed the noise level of continuous inputs (Plaid)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +46,7 @@ class BackboneConfig:
     norm_eps         epsilon of the norms.
     vocab_multiple   the padded vocabulary is a multiple of this; a constant of the model, whatever the layout.
     recompute        activation recomputation: none, or full (every layer is recomputed in the backward pass).
+    inputs           what stands at each position; set from the objective, not by users.
     """
 
     kind: Literal["dit", "llama"]
@@ -33,6 +61,12 @@ class BackboneConfig:
     norm_eps: float = 1e-5
     vocab_multiple: int = 128
     recompute: Literal["none", "full"] = "none"
+    inputs: InputConfig = field(default_factory=InputConfig, metadata={"derived": True})
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "BackboneConfig":
+        """The inverse of dataclasses.asdict."""
+        return cls(**{**values, "inputs": InputConfig(**values.get("inputs", {}))})
 
     @property
     def ffn_width(self) -> int:

@@ -31,18 +31,32 @@ def forward_flops_per_token(config: BackboneConfig, model_size: int, length: int
 
 
 def training_flops_per_token(
-    config: BackboneConfig, model_size: int, length: int, *, attention: bool = True, recompute: bool = False
+    config: BackboneConfig,
+    model_size: int,
+    length: int,
+    *,
+    attention: bool = True,
+    recompute: bool = False,
+    two_stream: float = 0.0,
+    preliminary: float = 0.0,
 ) -> float:
     """Forward and backward operations per token: 3x the forward pass.
 
-    recompute  add what full activation recomputation executes again (every layer, not the head): hardware rather than model operations.
+    recompute    add what full activation recomputation executes again (every layer, not the head): hardware rather than model operations.
+    two_stream   share of sequences that run as two streams of their length through the layers (Eso-LM); the head reads one.
+    preliminary  share of sequences that take one more forward pass, without gradient (RePlaid's self-conditioning).
     """
     forward = forward_flops_per_token(config, model_size, length, attention=attention)
-    again = forward - 2.0 * model_size * config.hidden if recompute else 0.0
-    return (1 + BACKWARD_FACTOR) * forward + again
+    head = 2.0 * model_size * config.hidden
+    doubled = 2 * (forward_flops_per_token(config, model_size, 2 * length, attention=attention) - head)
+    layers = (1 - two_stream) * (forward - head) + two_stream * doubled
+    again = layers if recompute else 0.0
+    return (1 + BACKWARD_FACTOR) * (layers + head) + again + preliminary * forward
 
 
-def steps_for_budget(config: BackboneConfig, model_size: int, length: int, global_sequences: int, flops: float) -> int:
+def steps_for_budget(
+    config: BackboneConfig, model_size: int, length: int, global_sequences: int, flops: float, *, two_stream: float = 0.0, preliminary: float = 0.0
+) -> int:
     """Whole optimizer steps that a budget of training operations pays for, counted as the scaling study does (no attention products)."""
-    per_token = training_flops_per_token(config, model_size, length, attention=False)
+    per_token = training_flops_per_token(config, model_size, length, attention=False, two_stream=two_stream, preliminary=preliminary)
     return int(flops / (per_token * length * global_sequences))

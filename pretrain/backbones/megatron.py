@@ -14,7 +14,12 @@ import torch
 import torch.nn.functional as F
 from megatron.core.enums import ModelType
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import ColumnParallelLinear, VocabParallelEmbedding, scatter_to_sequence_parallel_region
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -22,6 +27,7 @@ from torch import Tensor, nn
 
 from pretrain.backbones.attention import Masks
 from pretrain.backbones.config import BackboneConfig
+from pretrain.backbones.inputs import build_input
 from pretrain.backbones.layers import LayerNorm, RMSNorm, SequenceLinear, TimeEmbedding, modulate
 from pretrain.backbones.parameters import parameter_table
 from pretrain.backbones.specs import layer_spec
@@ -33,8 +39,9 @@ from pretrain.parallel.sharding import ParameterSpec
 
 
 def transformer_config(
-    backbone: BackboneConfig, parallel: ParallelConfig, *, dtype: torch.dtype, fp32_residual: bool = True, fp8: bool = False
-) -> TransformerConfig:
+    backbone: BackboneConfig, parallel: ParallelConfig, *, dtype: torch.dtype, fp32_residual: bool = True, fp8: bool = False,
+    variable_lengths: bool = False,
+) -> TransformerConfig:  # fmt: skip
     """megatron-core's configuration of this network in this layout."""
     interleaved = parallel.virtual_pipeline > 1
     gelu = lambda x: F.gelu(x, approximate="tanh")  # noqa: E731
@@ -76,6 +83,9 @@ def transformer_config(
         # With two stages the previous and the next rank are the same process, and megatron-core's batched sends of the interleaved
         # schedule mix up activations and gradients without an error; separate sends do not.
         overlap_p2p_comm=interleaved,
+        # Stages tell each other the length of each micro-batch; megatron-core wants the token dispatcher named, though nothing dispatches.
+        variable_seq_lengths=variable_lengths,
+        moe_token_dispatcher_type="alltoall",
         batch_p2p_comm=not interleaved,
     )
 
@@ -101,7 +111,7 @@ class Chunk(MegatronModule):
         no_init = {"init_method": nn.init.zeros_, "config": config}
         self.embedding = None
         if first:
-            self.embedding = VocabParallelEmbedding(rows, backbone.hidden, reduce_scatter_embeddings=config.sequence_parallel, **no_init)
+            self.embedding = build_input(config, backbone, rows)
         self.final_layernorm = self.final_modulation = self.head = None
         if last:
             norm = RMSNorm if backbone.kind == "llama" else LayerNorm
@@ -116,28 +126,42 @@ class Chunk(MegatronModule):
 
     def forward(self, inputs: NetworkInput) -> Tensor:
         """logits_LBv on the last chunk, activations otherwise."""
-        hidden_LBD = self._embed(inputs) if self.embedding is not None else None
-        conditioning_BC = self.time(inputs.conditioning_B) if self.time is not None else None
-        hidden_LBD = self.decoder(hidden_LBD, inputs.documents_BL, context=conditioning_BC, rotary_pos_emb=self._rope(inputs.positions_BL))
+        hidden_LBD = self.embedding(inputs).to(self.config.pipeline_dtype) if self.embedding is not None else None
+        conditioning_BC = self._condition(inputs.conditioning_B)
+        rope = self._rope(inputs.positions_BL)
+        hidden_LBD = self.decoder(hidden_LBD, self._pattern(inputs), context=conditioning_BC, rotary_pos_emb=rope)
         if self.head is None:
             return hidden_LBD
         assert self.final_layernorm is not None
+        if inputs.attention is Attention.TWO_STREAM:
+            hidden_LBD = self._first_stream(hidden_LBD)
         normed_LBD = self.final_layernorm(hidden_LBD)
         if self.final_modulation is not None:
             assert conditioning_BC is not None
             normed_LBD = modulate(normed_LBD, *self.final_modulation(conditioning_BC.to(self.config.params_dtype)).float().chunk(2, dim=-1))
         return self.head(normed_LBD.to(self.config.params_dtype))[0]
 
-    def _embed(self, inputs: NetworkInput) -> Tensor:
-        assert self.embedding is not None
-        if inputs.embeddings_BLD is not None:
-            hidden_LBD = inputs.embeddings_BLD.transpose(0, 1).contiguous()
-            hidden_LBD = scatter_to_sequence_parallel_region(hidden_LBD) if self.config.sequence_parallel else hidden_LBD
-        elif self.config.sequence_parallel:  # megatron-core's embedding has already transposed and scattered
-            hidden_LBD = self.embedding(inputs.ids_BL)
-        else:
-            hidden_LBD = self.embedding(inputs.ids_BL).transpose(0, 1).contiguous()
-        return hidden_LBD.to(self.config.pipeline_dtype)
+    def _condition(self, conditioning_B: Tensor) -> Tensor | None:
+        """[B, C]. Under sequence parallelism each rank sees its part of the sequence, and so has its part of a learned level's gradient."""
+        if self.time is None:
+            return None
+        if conditioning_B.requires_grad and self.config.sequence_parallel:
+            conditioning_B = copy_to_tensor_model_parallel_region(conditioning_B)
+        return self.time(conditioning_B)
+
+    def _pattern(self, inputs: NetworkInput) -> Tensor | None:
+        """What attention is told: documents_BL, [B, 2, L] for two streams, or None where the whole sequence is one document."""
+        if inputs.attention is not Attention.TWO_STREAM:
+            return inputs.documents_BL
+        documents = torch.zeros_like(inputs.positions_BL) if inputs.documents_BL is None else inputs.documents_BL
+        return documents.unflatten(1, (2, -1))
+
+    def _first_stream(self, hidden_LBD: Tensor) -> Tensor:
+        """The noisy half of two streams, which alone is predicted."""
+        if not self.config.sequence_parallel:
+            return hidden_LBD[: hidden_LBD.shape[0] // 2]
+        whole_LBD = gather_from_sequence_parallel_region(hidden_LBD, tensor_parallel_output_grad=False)
+        return scatter_to_sequence_parallel_region(whole_LBD[: whole_LBD.shape[0] // 2])
 
     def _rope(self, positions_BL: Tensor) -> Tensor:
         """Angles [L, B, 1, K] in the half-split layout: the K/2 frequencies twice."""
@@ -226,10 +250,10 @@ class Stage(nn.Module):
 
 def build_stage(
     backbone: BackboneConfig, parallel: ParallelConfig, groups: Groups, *, rows: int, attention: Attention, dtype: torch.dtype, device: torch.device,
-    fp32_residual: bool = True, fp8: bool = False, transformer_engine: bool = False,
+    fp32_residual: bool = True, fp8: bool = False, transformer_engine: bool = False, variable_lengths: bool = False,
 ) -> Stage:  # fmt: skip
     """This rank's stage, uninitialised, on `device` (which may be meta, to count without allocating)."""
-    config = transformer_config(backbone, parallel, dtype=dtype, fp32_residual=fp32_residual, fp8=fp8)
+    config = transformer_config(backbone, parallel, dtype=dtype, fp32_residual=fp32_residual, fp8=fp8, variable_lengths=variable_lengths)
     with torch.device(device):
         stage = Stage(config, backbone, rows=rows, attention=attention, groups=groups, transformer_engine=transformer_engine)
     return stage.to(device) if device.type != "meta" else stage

@@ -6,8 +6,8 @@ matrix has megatron-core's row order: for each key/value group its query heads, 
 
 import math
 
-from pretrain.backbones.config import BackboneConfig
-from pretrain.parallel.sharding import ParameterSpec
+from pretrain.backbones.config import GAMMA_FEATURES, BackboneConfig
+from pretrain.parallel.sharding import Initializer, ParameterSpec
 
 TIME_FREQUENCIES = 256
 """Width of the sinusoid that embeds sigma (scaling-dllms, models/dit.py)."""
@@ -15,8 +15,7 @@ TIME_FREQUENCIES = 256
 
 def parameter_table(config: BackboneConfig, rows: int) -> dict[str, ParameterSpec]:
     """Logical name -> specification, for a vocabulary of `rows` rows (the padded size; the model size when counting as papers do)."""
-    table = _dit_parameters(config, rows) if config.kind == "dit" else _llama_parameters(config, rows)
-    return table
+    return _dit_parameters(config, rows) if config.kind == "dit" else _llama_parameters(config, rows)
 
 
 def count_parameters(config: BackboneConfig, model_size: int) -> int:
@@ -24,11 +23,26 @@ def count_parameters(config: BackboneConfig, model_size: int) -> int:
     return sum(spec.size for spec in parameter_table(config, model_size).values())
 
 
+def _input_parameters(config: BackboneConfig, rows: int, *, init: Initializer, scale: float) -> dict[str, ParameterSpec]:
+    """What turns the input into the residual stream. Only a vocabulary's table is large enough to be cut over tensor-parallel ranks."""
+    d, inputs = config.hidden, config.inputs
+    if inputs.kind == "tokens":
+        return {"embedding.weight": ParameterSpec(shape=(rows, d), axis=0, stage="first", init=init, scale=scale)}
+    if inputs.kind == "digits":
+        return {"embedding.weight": ParameterSpec(shape=inputs.digit_table(d), stage="first", init=init, scale=scale)}
+    latent = 1 / math.sqrt(inputs.latent)
+    return {
+        "embedding.latent.weight": ParameterSpec(shape=(d, inputs.latent), stage="first", scale=latent, matrix=True),
+        "embedding.estimate.weight": ParameterSpec(shape=(d, inputs.latent), stage="first", init="zeros", matrix=True),
+        "embedding.gamma.weight": ParameterSpec(shape=(d, GAMMA_FEATURES), stage="first", init="zeros", matrix=True),
+    }
+
+
 def _dit_parameters(config: BackboneConfig, rows: int) -> dict[str, ParameterSpec]:
     """scaling-dllms, models/dit.py: PyTorch's default initialisation for linears, zeros for modulation and head."""
     d, f, c = config.hidden, config.ffn_width, config.cond_dim
     fan_d, fan_f = 1 / math.sqrt(d), 1 / math.sqrt(f)
-    table = {"embedding.weight": ParameterSpec(shape=(rows, d), axis=0, stage="first", scale=fan_d)}
+    table = _input_parameters(config, rows, init="uniform", scale=fan_d)
     for name, fan_in in (("time.input", TIME_FREQUENCIES), ("time.output", c)):
         scale = 1 / math.sqrt(fan_in)
         table[f"{name}.weight"] = ParameterSpec(shape=(c, fan_in), stage="all", scale=scale, matrix=True)
@@ -61,7 +75,7 @@ def _llama_parameters(config: BackboneConfig, rows: int) -> dict[str, ParameterS
     d, f, head = config.hidden, config.ffn_width, config.hidden // config.heads
     sd, sd_out = math.sqrt(2 / 5 / d), 1 / (math.sqrt(d) * config.layers)
     qkv_rows = (config.heads + 2 * config.kv_groups) * head
-    table = {"embedding.weight": ParameterSpec(shape=(rows, d), axis=0, stage="first", init="normal", scale=sd)}
+    table = _input_parameters(config, rows, init="normal", scale=sd)
     for i in range(config.layers):
         layer = f"layers.{i}"
         table |= {

@@ -136,4 +136,4 @@ class TrainState:
 
     def table(self) -> dict[str, ParameterSpec]:
         """Logical name -> specification of every parameter in the checkpoint."""
-        return parameter_table(BackboneConfig(**self.backbone), self.rows)
+        return parameter_table(BackboneConfig.from_dict(self.backbone), self.rows)

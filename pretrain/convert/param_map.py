@@ -56,8 +56,12 @@ _LAYER: dict[str, tuple[Row, ...]] = {
         Row("mlp.linear_fc2.weight", ("mlp.down_proj.weight",)),
     ),
 }
+_INPUTS: dict[str, tuple[Row, ...]] = {
+    "tokens": (Row("embedding.weight", ("embed_tokens.weight",), "padded"),),
+    "digits": (Row("embedding.weight", ("embed_tokens.weight",)),),
+    "latents": tuple(Row(f"embedding.{part}.weight", (f"embed_tokens.{part}.weight",)) for part in ("latent", "estimate", "gamma")),
+}
 _ENDS = (
-    Row("embedding.weight", ("embed_tokens.weight",), "padded"),
     Row("final_layernorm.weight", ("norm.weight",)),
     Row("head.weight", ("lm_head.weight",), "padded"),
 )
@@ -91,6 +95,11 @@ def network_config(backbone: BackboneConfig, model_size: int, *, fp32_residual: 
         rope_base=backbone.rope_base,
         norm_eps=backbone.norm_eps,
         fp32_residual=fp32_residual,
+        reads=backbone.inputs.kind,
+        digits=backbone.inputs.digits,
+        digit_base=backbone.inputs.base,
+        digit_join=backbone.inputs.join,
+        latent=backbone.inputs.latent,
     )
 
 
@@ -169,4 +178,4 @@ def _rows(backbone: BackboneConfig) -> list[Row]:
         for i in range(backbone.layers)
         for row in templates
     ]
-    return [*_OUTSIDE[backbone.kind], *layers]
+    return [*_INPUTS[backbone.inputs.kind], *_OUTSIDE[backbone.kind], *layers]

@@ -17,7 +17,8 @@ from pretrain.errors import UserError
 
 
 class DaliBatches:
-    """Turns (step, arrays of every micro-batch) into BatchShards on `device`; every step must have the arrays' names and ranks of the first."""
+    """Turns (step, arrays of every micro-batch) into BatchShards on `device`; where the arrays' names, types or numbers of axes change (a
+    curriculum ends), the pipeline is built anew."""
 
     def __init__(self, source: Iterator[tuple[int, list[Arrays]]], device: torch.device, depth: int) -> None:
         self._source, self._device = source, device
@@ -25,6 +26,7 @@ class DaliBatches:
         self._pipeline: Any = None
         self._depth = depth
         self._names: list[str] = []
+        self._signature: list[tuple[str, str, int]] = []
         self._pending: tuple[int, list[Arrays]] | None = None
 
     def __iter__(self) -> "DaliBatches":
@@ -36,10 +38,14 @@ class DaliBatches:
 
     def __next__(self) -> BatchShard:
         if self._pipeline is None:
-            self._pending = next(self._source)
-            self._names = list(self._pending[1][0])
-            self._pipeline = self._build(self._pending[1])
-        outputs = self._pipeline.run()
+            self._start(next(self._source))
+        try:
+            outputs = self._pipeline.run()
+        except StopIteration:
+            if self._pending is None:
+                raise
+            self._start(self._pending)
+            outputs = self._pipeline.run()
         step, labels = self._labels.pop(0)
         columns = {name: _tensors(output, len(labels), self._device) for name, output in zip(self._names, outputs, strict=True)}
         batches = [
@@ -47,6 +53,13 @@ class DaliBatches:
             for m, (documents, numbers) in enumerate(labels)
         ]
         return BatchShard(step, tuple(batches))
+
+    def _start(self, pending: tuple[int, list[Arrays]]) -> None:
+        """A pipeline for steps like this one, which it will yield first."""
+        self._pending = pending
+        self._names = list(pending[1][0])
+        self._signature = _signature(pending[1])
+        self._pipeline = self._build(pending[1])
 
     def _build(self, first: list[Arrays]) -> Any:
         fn, types, pipeline_class = _import_dali()
@@ -69,10 +82,18 @@ class DaliBatches:
         def next_arrays() -> list[list[np.ndarray]]:
             step, arrays = self._pending or next(self._source)
             self._pending = None
+            if _signature(arrays) != self._signature:
+                self._pending = (step, arrays)
+                raise StopIteration
             self._labels.append((step, [(needs_documents(micro["inputs/documents"]), micro["number"]) for micro in arrays]))
             return [[micro[name] for micro in arrays] for name in self._names]
 
         return next_arrays
+
+
+def _signature(arrays: list[Arrays]) -> list[tuple[str, str, int]]:
+    """What a pipeline is built for: names, types and numbers of axes."""
+    return [(name, array.dtype.name, array.ndim) for name, array in arrays[0].items()]
 
 
 def _tensors(output: Any, count: int, device: torch.device) -> list[Tensor]:

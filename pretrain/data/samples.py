@@ -15,6 +15,7 @@ import numpy as np
 from pretrain.data.config import DataConfig
 from pretrain.data.corpus import Corpus
 from pretrain.data.mixture import Address, Mixture
+from pretrain.data.parts import part_of, part_sizes
 from pretrain.data.permutation import Permutation
 from pretrain.errors import UserError
 from pretrain.parallel.noise import Noise
@@ -90,6 +91,7 @@ class TrainingSamples:
 
     lookahead      tokens that the objective needs beyond the L inputs (AR: 1).
     random_length  whether the random-length rule of the configuration applies to this objective.
+    parts          shares of the global batch that the objective noises in different ways.
 
     UserError if a source does not fill one window.
     """
@@ -104,6 +106,7 @@ class TrainingSamples:
         lookahead: int,
         random_length: bool,
         seed: int,
+        parts: tuple[float, ...] = (1.0,),
     ) -> None:
         self._corpora = corpora
         self._corrupt = corrupt
@@ -111,6 +114,7 @@ class TrainingSamples:
         self._document_masks = config.document_masks
         self._cut_probability = config.random_length_probability if random_length else 0.0
         self._global_sequences = batch.global_sequences
+        self._parts = part_sizes(parts, batch.global_sequences)
         self._seed = seed
         windows = {name: (corpus.tokens - lookahead) // batch.length for name, corpus in corpora.items()}
         for name, count in windows.items():
@@ -123,7 +127,7 @@ class TrainingSamples:
 
     def sample(self, number: int) -> NumberedSample:
         """Sample `number`, counted from the start of the run: step s, position i is number s * global_sequences + i."""
-        noise = Noise(self._seed, number, number % self._global_sequences, self._global_sequences)
+        noise = self._noise(number)
         tokens, documents = self.text(self.mixture.address(number))
         if not self._document_masks:
             documents = np.zeros_like(documents)
@@ -132,6 +136,12 @@ class TrainingSamples:
             if random.random() < self._cut_probability:
                 documents[int(random.integers(1, self._length + 1)) :] = -1
         return NumberedSample(number, self._corrupt(tokens, documents, noise))
+
+    def _noise(self, number: int) -> Noise:
+        step, position = divmod(number, self._global_sequences)
+        part, place = part_of(position, self._parts)
+        size = self._parts[part]
+        return Noise(self._seed, number, place, size, part=part, share=size / self._global_sequences, step=step)
 
     def text(self, address: Address) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and document numbers of a window, before noise."""
@@ -156,41 +166,52 @@ class TrainingSamples:
 
 
 class ValidationSamples:
-    """Every window of every source, `draws` times, in order; len() of them. The last window of a source is filled up with padding.
+    """Every window of every source, `draws` times in each of `parts` ways of noising; len() of them. The last window of a source is filled up
+    with padding.
 
-    t is stratified over the whole set by a keyed permutation, so that a sample's draw depends on neither batch size nor layout,
-    and no part of the text is tied to a part of the time axis.
+    Each part is filled up with empty samples to whole micro-batches, so that no micro-batch mixes parts. t is stratified over the whole
+    set by a keyed permutation, so that a sample's draw depends on neither batch size nor layout, and no part of the text is tied to a
+    part of the time axis.
 
     UserError if there is nothing to score.
     """
 
     def __init__(
-        self, config: DataConfig, corpora: Mapping[str, Corpus], batch: BatchSizes, *, corrupt: Corrupt, lookahead: int, draws: int, seed: int
-    ) -> None:
+        self, config: DataConfig, corpora: Mapping[str, Corpus], batch: BatchSizes, *, corrupt: Corrupt, lookahead: int, draws: int, seed: int,
+        parts: int = 1,
+    ) -> None:  # fmt: skip
         self._corpora = list(corpora.values())
         self._corrupt = corrupt
         self._length, self._span = batch.length, batch.length + lookahead
         self._document_masks = config.document_masks
-        self._draws, self._seed = draws, seed
+        self._draws, self._parts, self._seed = draws, parts, seed
         windows = [-(-max(corpus.tokens - lookahead, 0) // batch.length) for corpus in self._corpora]
         for corpus, count in zip(self._corpora, windows, strict=True):
             if count == 0:
                 raise UserError(f"validation source '{corpus.name}' ({corpus.folder}) has {corpus.tokens} token(s), nothing to score; add text to it")
         self._ends = list(accumulate(windows))
         self._size = self._ends[-1] * draws
+        self._block = self._size if parts == 1 else -(-self._size // batch.micro_sequences) * batch.micro_sequences
         self._cells = Permutation(self._size, f"{seed}/validation")
 
     def __len__(self) -> int:
-        return self._size
+        return self._block * self._parts
+
+    def sequences(self, count: int) -> np.ndarray:
+        """[count]: the window that each of the first `count` samples scores; -1 for one that only fills a batch."""
+        inner = np.arange(count) % self._block
+        return np.where((np.arange(count) < len(self)) & (inner < self._size), inner // self._draws, -1)
 
     def sample(self, number: int) -> NumberedSample:
-        """Sample `number`: window number // draws, draw number % draws; at and beyond len() an empty one with count 0 and number -1."""
-        if number >= self._size:
+        """Sample `number`: part number // block, then window and draw; an empty one with count 0 and number -1 where there is none."""
+        part, inner = divmod(number, self._block)
+        share = 1 / self._parts
+        if part >= self._parts or inner >= self._size:
             tokens = np.full(self._span, self._corpora[0].manifest.tokenizer.eos_id, np.int64)
-            filler = self._corrupt(tokens, np.full(self._span, -1, np.int32), Noise(self._seed, number, 0, 1))
-            return NumberedSample(-1, filler)
-        noise = Noise(self._seed, number, self._cells(number), self._size)
-        return NumberedSample(number, self._corrupt(*self._window(number // self._draws), noise))
+            noise = Noise(self._seed, number, 0, 1, part=min(part, self._parts - 1), share=share)
+            return NumberedSample(-1, self._corrupt(tokens, np.full(self._span, -1, np.int32), noise))
+        noise = Noise(self._seed, part * self._size + inner, self._cells(inner), self._size, part=part, share=share)
+        return NumberedSample(number, self._corrupt(*self._window(inner // self._draws), noise))
 
     def _window(self, window: int) -> tuple[np.ndarray, np.ndarray]:
         source = next(i for i, end in enumerate(self._ends) if window < end)

@@ -33,8 +33,10 @@ def slice_targets(targets: dict[str, Tensor], start: int, stop: int) -> dict[str
 def training_loss(
     objective: Objective, logits_LBv: Tensor, targets: dict[str, Tensor], vocab: VocabShard, *, scale: float, chunk: int
 ) -> tuple[Tensor, SampleSums]:
-    """scale * (sum of the loss over the micro-batch), differentiable, and the sums for telemetry. Overwrites `logits_LBv`."""
-    parameters = [p for p in objective.modules().parameters() if p.requires_grad]
+    """scale * (sum of the loss over the micro-batch), differentiable in the logits, the objective's parameters and its leaves among the targets,
+    and the sums for telemetry. Overwrites `logits_LBv`."""
+    parameters: list[Tensor] = [p for p in objective.modules().parameters() if p.requires_grad]
+    parameters += [target for target in targets.values() if target.requires_grad]
     loss, loss_B, nelbo_B, squared_B = _SlicedLoss.apply(logits_LBv, objective, targets, vocab, scale, chunk, *parameters)
     return loss, SampleSums(loss_B, nelbo_B, squared_B)
 
@@ -71,7 +73,8 @@ class _SlicedLoss(torch.autograd.Function):
                 loss = objective.token_loss(piece.transpose(0, 1), slice_targets(targets, start, stop), vocab)
                 pieces = torch.autograd.grad(loss.loss_B.sum() * scale, [piece, *parameters], allow_unused=True)
             gradient = pieces[0]
-            squared_B = (gradient.float() / scale).square().sum((0, 2))
+            # The norm of each position first: a copy of the gradient in fp32 would be the largest buffer of all.
+            squared_B = torch.linalg.vector_norm(gradient, dim=2).float().div(scale).square().sum(0)
             logits_LBv[start:stop].copy_(gradient)
             for total, part in zip(gradients, pieces[1:], strict=True):
                 if part is not None:

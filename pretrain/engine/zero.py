@@ -8,7 +8,7 @@ data-parallel ranks are undone in `scale`.
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from pretrain.engine.config import OptimizerConfig
 from pretrain.engine.gradients import sum_in_backward, sum_replicated
 from pretrain.engine.loss import evaluation_nats, training_loss
 from pretrain.engine.optimizer import ObjectiveOptimizer, adamw, parameter_groups, update_average
+from pretrain.engine.preparation import Preparation
 from pretrain.engine.statistics import StepResult, StepStatistics, global_count
 from pretrain.engine.zero_files import guard
 from pretrain.objectives.base import Objective
@@ -60,6 +61,10 @@ class Engine:
             model=stage, optimizer=adamw(parameter_groups(named, stage.table, optimizer), optimizer), config=settings, mpu=DeepSpeedView(groups)
         )
         self._files = guard(self.deepspeed)
+        interleaved = len(stage.chunks) > 1
+        self._preparation = Preparation(
+            objective, groups, self.vocab, chunk=loss_chunk, same_passes=zero_stage == 3, multiple=groups.pipeline.size if interleaved else 1
+        )
         self.objective_optimizer = ObjectiveOptimizer(objective.modules().to(device), optimizer, groups)
         if zero_stage > 1:
             sum_in_backward(stage.parameters(), groups)
@@ -68,13 +73,13 @@ class Engine:
 
     def train_step(self, shard: BatchShard, lr: float) -> StepResult:
         """Forward, backward and update on one global batch."""
-        batches = shard.micro_batches
+        self.module.train()
+        batches = self.prepared(shard, evaluation=False)
         assert len(batches) == self._micro_batches, f"{len(batches)} micro-batches for an engine of {self._micro_batches}"
         count = global_count(batches, self.groups, self.device)
         statistics = StepStatistics(self.groups, self.device)
         scale = self._micro_batches * self.groups.data.size / max(count, 1)
         self._set_learning_rate(lr)
-        self.module.train()
         if self.zero_stage == 1:
             self.scheduled_backward(batches, scale, statistics)
             self._reduce()
@@ -89,14 +94,17 @@ class Engine:
 
     def scheduled_backward(self, batches: tuple[MicroBatch, ...], scale: float, statistics: StepStatistics) -> None:
         """Gradients of this replica, whole but for the sum over data-parallel ranks, in each parameter's `accumulated_gradient`."""
+        losses: list[Tensor] = []
 
         def loss(batch: MicroBatch, logits_LBv: Tensor) -> tuple[Tensor, dict[str, Any]]:
             value, sums = training_loss(self.objective, logits_LBv, batch.targets, self.vocab, scale=scale, chunk=self._chunk)
             statistics.add(batch, sums)
+            losses.append(sums.loss_B)
             return value, {}
 
         self._run_schedule(batches, loss, forward_only=False)
         sum_replicated(self.module.named_parameters(), self.groups)
+        self._preparation.after(batches, losses)
 
     def _reduce(self) -> None:
         """Average gradients over data-parallel ranks."""
@@ -106,12 +114,15 @@ class Engine:
             self.deepspeed.buffered_allreduce_fallback(elements_per_buffer=50_000_000)
 
     def _hooked_step(self, batches: tuple[MicroBatch, ...], scale: float, statistics: StepStatistics, lr: float) -> None:
+        losses: list[Tensor] = []
         for i, batch in enumerate(batches):
-            logits_LBv = self.deepspeed(self.objective.network_input(batch.inputs))
+            logits_LBv = self.deepspeed(self.objective.network_input(batch.inputs, self.vocab))
             value, sums = training_loss(self.objective, logits_LBv, batch.targets, self.vocab, scale=scale, chunk=self._chunk)
             statistics.add(batch, sums)
+            losses.append(sums.loss_B)
             self.deepspeed.backward(value)
             if i == len(batches) - 1:
+                self._preparation.after(batches, losses)
                 self._clip_objective(lr)
             self.deepspeed.step()
 
@@ -155,17 +166,12 @@ class Engine:
         """nats_N (float64) and count_N (int64) of the global batch's N samples, in their order, on every rank."""
         collected: list[Tensor] = []
 
-        def loss(batch: MicroBatch, logits_LBv: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        def collect(batch: MicroBatch, logits_LBv: Tensor) -> None:
             nats_B = evaluation_nats(self.objective, logits_LBv, batch.targets, self.vocab, chunk=self._chunk)
             collected.append(torch.stack([nats_B, batch.count_B.to(nats_B)]))
-            return nats_B.sum(), {}
 
         self.module.eval()
-        if self.zero_stage == 3:  # parameters are gathered by DeepSpeed's forward hooks
-            for batch in shard.micro_batches:
-                loss(batch, self.deepspeed(self.objective.network_input(batch.inputs)))
-        else:
-            self._run_schedule(shard.micro_batches, loss, forward_only=True)
+        self._forward(list(self.prepared(shard, evaluation=True)), collect)
         ranks, own = self.groups.data.size, self.groups.data.rank
         # Position in the global batch: micro-batch, then data-parallel rank, then row.
         table = torch.zeros(2, len(shard.micro_batches), ranks, self._micro_sequences, dtype=torch.float64, device=self.device)
@@ -175,14 +181,31 @@ class Engine:
         nats, counts = table.flatten(1).cpu()
         return nats, counts.long()
 
+    def prepared(self, shard: BatchShard, *, evaluation: bool) -> tuple[MicroBatch, ...]:
+        """The shard's micro-batches with what the objective adds to them."""
+        return self._preparation.before(shard.micro_batches, self._forward, evaluation=evaluation)
+
     # ---- the schedule -------------------------------------------------------------------------------------------------------------
 
-    def _run_schedule(self, batches: tuple[MicroBatch, ...], loss: Any, *, forward_only: bool) -> None:
+    def _forward(self, batches: list[MicroBatch], collect: Callable[[MicroBatch, Tensor], None]) -> None:
+        """A pass without gradients; `collect` gets each micro-batch's logits on the last stage."""
+
+        def loss(batch: MicroBatch, logits_LBv: Tensor) -> tuple[Tensor, dict[str, Any]]:
+            collect(batch, logits_LBv)
+            return logits_LBv.new_zeros(()), {}
+
+        if self.zero_stage == 3:  # parameters are gathered by DeepSpeed's forward hooks
+            for batch in batches:
+                collect(batch, self.deepspeed(self.objective.network_input(batch.inputs, self.vocab)))
+        else:
+            self._run_schedule(batches, loss, forward_only=True)
+
+    def _run_schedule(self, batches: Sequence[MicroBatch], loss: Any, *, forward_only: bool) -> None:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         def forward_step(iterator: Iterator[MicroBatch], chunk: Any) -> tuple[Tensor, Any]:
             batch = next(iterator)
-            return chunk(self.objective.network_input(batch.inputs)), partial(loss, batch)
+            return chunk(self.objective.network_input(batch.inputs, self.vocab)), partial(loss, batch)
 
         chunks = list(self.module.chunks)
         get_forward_backward_func()(

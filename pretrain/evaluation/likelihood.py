@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import logsumexp, stdtrit
 
 from pretrain.errors import UserError
 
@@ -66,17 +66,23 @@ class LikelihoodResult:
         return f"{self}{nats} over {self.tokens:,} tokens in {self.sequences:,} sequences; the interval is over {over}"
 
 
-def estimate_likelihood(sequence_ids_R: np.ndarray, nats_R: np.ndarray, tokens_R: np.ndarray, *, label: Label) -> LikelihoodResult:
+def estimate_likelihood(
+    sequence_ids_R: np.ndarray, nats_R: np.ndarray, tokens_R: np.ndarray, *, label: Label, importance: int = 1
+) -> LikelihoodResult:
     """Aggregate records, in any order; those with a negative sequence id (fillers of the last batch) are left out.
 
     sequence_ids_R  which sequence a record belongs to; its noise draws share the number.
     nats_R          each record's negative log-likelihood or its bound, summed over the sequence.
     tokens_R        scored tokens of the sequence, the same in each of its records.
+    importance      consecutive records of a sequence, in groups of this many, are importance samples of its likelihood: each group counts as
+                    one draw of -log mean exp(-nats), which is at most, and with more samples tighter than, the mean of the group.
 
     Raises UserError when no token was scored, ValueError when a sequence's records disagree about its tokens.
     """
     real_R = np.asarray(sequence_ids_R) >= 0
     ids_R, nats_R, tokens_R = (np.asarray(a)[real_R] for a in (sequence_ids_R, nats_R, tokens_R))
+    if importance > 1:
+        ids_R, nats_R, tokens_R = _combined(ids_R, nats_R, tokens_R, importance)
     _, first_N, sequence_R, draws_N = np.unique(ids_R, return_index=True, return_inverse=True, return_counts=True)
     tokens_N = tokens_R[first_N].astype(np.float64)
     if (tokens_R != tokens_N[sequence_R]).any():
@@ -95,6 +101,15 @@ def estimate_likelihood(sequence_ids_R: np.ndarray, nats_R: np.ndarray, tokens_R
         sequences=len(tokens_N),
         draws=int(draws_N.min()),
     )
+
+
+def _combined(ids_R: np.ndarray, nats_R: np.ndarray, tokens_R: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Groups of `size` consecutive records of one sequence as one record each."""
+    order_R = np.argsort(ids_R, kind="stable")
+    ids_GS, nats_GS, tokens_GS = (values[order_R].reshape(-1, size) for values in (ids_R, np.asarray(nats_R, np.float64), tokens_R))
+    if (ids_GS != ids_GS[:, :1]).any():
+        raise ValueError(f"a sequence's records do not make whole groups of {size}")
+    return ids_GS[:, 0], -(logsumexp(-nats_GS, axis=1) - math.log(size)), tokens_GS[:, 0]
 
 
 def unigram_entropy(counts_V: np.ndarray) -> float:

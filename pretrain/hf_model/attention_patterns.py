@@ -23,26 +23,45 @@ class Pattern:
 def attention_pattern(inputs: NetworkInput, cached: int = 0) -> Pattern:
     """The pattern of `inputs` when `cached` earlier positions are already in a cache.
 
-    Raises ValueError for a cache with document masks or full attention: what was computed before would have to see what comes now.
+    Raises ValueError for a cache with document masks or any attention but causal (what was computed before would have to see what comes
+    now), and for two streams in an odd number of positions.
     """
     causal = inputs.attention is Attention.CAUSAL
     if cached and (not causal or inputs.documents_BL is not None):
         raise ValueError("a key/value cache needs plain causal attention")
-    length = inputs.positions_BL.shape[1]
+    length, device = inputs.positions_BL.shape[1], inputs.positions_BL.device
     if cached:
         # SDPA's is_causal aligns the first query with the first key; cached keys come before the first query.
-        return Pattern(None if length == 1 else lower_triangle(length, cached, inputs.positions_BL.device), is_causal=False)
+        return Pattern(None if length == 1 else lower_triangle(length, cached, device), is_causal=False)
+    two_stream = inputs.attention is Attention.TWO_STREAM
     if inputs.documents_BL is None:
-        return Pattern(None, is_causal=causal)
+        return Pattern(two_streams(length, device) if two_stream else None, is_causal=causal)
     allowed_B1LS = (inputs.documents_BL[:, :, None] == inputs.documents_BL[:, None, :])[:, None]
-    if causal:
-        allowed_B1LS = allowed_B1LS & lower_triangle(length, 0, inputs.positions_BL.device)
+    if causal or two_stream:
+        allowed_B1LS = allowed_B1LS & (two_streams(length, device) if two_stream else lower_triangle(length, 0, device))
     return Pattern(allowed_B1LS, is_causal=False)
+
+
+def scored_positions(x_BLD: Tensor, inputs: NetworkInput) -> Tensor:
+    """The positions that have logits: all of them, or the first of two streams."""
+    return x_BLD[:, : x_BLD.shape[1] // 2] if inputs.attention is Attention.TWO_STREAM else x_BLD
 
 
 def lower_triangle(length: int, cached: int, device: torch.device) -> Tensor:
     """[1, 1, L, cached + L]: query i sees the cached keys and new keys 0..i."""
     return torch.ones(length, cached + length, dtype=torch.bool, device=device).tril(cached)[None, None]
+
+
+def two_streams(length: int, device: torch.device) -> Tensor:
+    """[1, 1, L, L] for a noisy stream of L/2 positions and the clean one after it (`Attention.TWO_STREAM`).
+
+    No query sees another noisy position: a clean one must not, or what it computes would differ from what a cache holds when sampling.
+    """
+    if length % 2:
+        raise ValueError(f"two streams need an even number of positions, got {length}")
+    own = torch.eye(length // 2, dtype=torch.bool, device=device)
+    upto = torch.ones_like(own).tril()
+    return torch.cat((torch.cat((own, upto & ~own), 1), torch.cat((torch.zeros_like(own), upto), 1)))[None, None]
 
 
 def rotary_angles(positions_BL: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:

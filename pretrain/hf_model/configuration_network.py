@@ -10,6 +10,9 @@ class NetworkConfig:
 
     vocab_size     classes of the model: the tokenizer's ids, and the mask id where there is one.
     fp32_residual  keep the residual stream in fp32 when the weights are bf16.
+    reads          what stands at each position: token ids, digits of ids, or continuous latents.
+    digits, digit_base, digit_join   digits per token, their base, and how their embeddings make one.
+    latent         width of continuous latents.
     """
 
     kind: Literal["dit", "llama"]
@@ -24,6 +27,11 @@ class NetworkConfig:
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
     fp32_residual: bool = True
+    reads: Literal["tokens", "digits", "latents"] = "tokens"
+    digits: int = 1
+    digit_base: int = 2
+    digit_join: Literal["concat_shared", "concat", "sum"] = "concat_shared"
+    latent: int = 1
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads or self.head_dim % 2:

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention_patterns import KeyValueCache, Pattern, attention_pattern, rotary_angles
+from .attention_patterns import KeyValueCache, Pattern, attention_pattern, rotary_angles, scored_positions
 from .configuration_network import NetworkConfig
-from .modeling_layers import LayerNorm, SelfAttention, embed, new_cache
+from .modeling_inputs import build_input, residual_stream
+from .modeling_layers import LayerNorm, SelfAttention, new_cache
 from .network_input import NetworkInput
 
 TIME_FREQUENCIES = 256
@@ -93,15 +94,14 @@ class DiTBlock(nn.Module):
 
 
 class DiT(nn.Module):
-    """Token ids or embeddings to logits over the model vocabulary; input and output embeddings are untied."""
+    """Inputs to logits over the model vocabulary; input and output embeddings are untied."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         if config.kind != "dit" or config.kv_heads != config.heads or config.qk_norm:
             raise ValueError("a DiT has one key/value head per head and no QK-norm")
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden)
-        nn.init.uniform_(self.embed_tokens.weight, -1 / math.sqrt(config.hidden), 1 / math.sqrt(config.hidden))
+        self.embed_tokens = build_input(config)
         self.time_embedding = TimeEmbedding(config.cond_dim)
         self.layers = nn.ModuleList(DiTBlock(config, i) for i in range(config.layers))
         self.norm = LayerNorm(config.hidden, config.norm_eps)
@@ -109,16 +109,16 @@ class DiT(nn.Module):
         self.lm_head = zero_linear(config.hidden, config.vocab_size)
 
     def features(self, inputs: NetworkInput, cache: KeyValueCache | None = None) -> Tensor:
-        """What the head reads, [B, L, D]; `cache` holds the positions before these and is extended by them."""
+        """What the head reads, [B, L, D] (half as long for two streams); `cache` holds the positions before these and is extended by them."""
         pattern = attention_pattern(inputs, 0 if cache is None else cache.length)
         rotary = rotary_angles(inputs.positions_BL, self.config.head_dim, self.config.rope_base)
         condition_BC = self.time_embedding(inputs.conditioning_B)
-        x_BLD = embed(self.embed_tokens, inputs.ids_BL, inputs.embeddings_BLD, fp32=self.config.fp32_residual)
+        x_BLD = residual_stream(self.embed_tokens, inputs, fp32=self.config.fp32_residual, dtype=self.lm_head.weight.dtype)
         for block in self.layers:
             x_BLD = block(x_BLD, condition_BC, rotary, pattern, cache)
         if cache is not None:
             cache.advance(x_BLD.shape[1])
-        return modulate(self.norm(x_BLD), *modulation_chunks(self.final_modulation, condition_BC, 2))
+        return modulate(self.norm(scored_positions(x_BLD, inputs)), *modulation_chunks(self.final_modulation, condition_BC, 2))
 
     def logits(self, features: Tensor) -> Tensor:
         """Features of any positions [..., D] to logits [..., V] in the dtype of the head."""

@@ -67,14 +67,6 @@ class SelfAttention(nn.Module):
         return self.o_proj(out_BHLK.transpose(1, 2).flatten(2))
 
 
-def embed(table: nn.Embedding, ids_BL: Tensor | None, embeddings_BLD: Tensor | None, *, fp32: bool) -> Tensor:
-    """The residual stream's start: rows of the table, or embeddings made by the objective."""
-    if (ids_BL is None) == (embeddings_BLD is None):
-        raise ValueError("a network reads either ids or embeddings")
-    x_BLD = table(ids_BL) if embeddings_BLD is None else embeddings_BLD
-    return x_BLD.float() if fp32 else x_BLD
-
-
 def new_cache(config: NetworkConfig, head: nn.Linear, batch: int, capacity: int) -> KeyValueCache:
     """An empty cache in the dtype and on the device of the network that `head` belongs to."""
     return KeyValueCache(

@@ -8,9 +8,10 @@ Shape suffixes: B sequences, L positions, D width, V model vocabulary.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention_patterns import KeyValueCache, Pattern, attention_pattern, rotary_angles
+from .attention_patterns import KeyValueCache, Pattern, attention_pattern, rotary_angles, scored_positions
 from .configuration_network import NetworkConfig
-from .modeling_layers import RMSNorm, SelfAttention, embed, new_cache
+from .modeling_inputs import build_input, residual_stream
+from .modeling_layers import RMSNorm, SelfAttention, new_cache
 from .network_input import NetworkInput
 
 
@@ -46,28 +47,28 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """Token ids or embeddings to logits over the model vocabulary; `conditioning_B` is not read, the head is untied."""
+    """Inputs to logits over the model vocabulary; `conditioning_B` is not read, the head is untied."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         if config.kind != "llama":
             raise ValueError(f"a Llama cannot be built from a {config.kind} configuration")
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden)
+        self.embed_tokens = build_input(config)
         self.layers = nn.ModuleList(LlamaBlock(config, i) for i in range(config.layers))
         self.norm = RMSNorm(config.hidden, config.norm_eps)
         self.lm_head = nn.Linear(config.hidden, config.vocab_size, bias=False)
 
     def features(self, inputs: NetworkInput, cache: KeyValueCache | None = None) -> Tensor:
-        """What the head reads, [B, L, D]; `cache` holds the positions before these and is extended by them."""
+        """What the head reads, [B, L, D] (half as long for two streams); `cache` holds the positions before these and is extended by them."""
         pattern = attention_pattern(inputs, 0 if cache is None else cache.length)
         rotary = rotary_angles(inputs.positions_BL, self.config.head_dim, self.config.rope_base)
-        x_BLD = embed(self.embed_tokens, inputs.ids_BL, inputs.embeddings_BLD, fp32=self.config.fp32_residual)
+        x_BLD = residual_stream(self.embed_tokens, inputs, fp32=self.config.fp32_residual, dtype=self.lm_head.weight.dtype)
         for block in self.layers:
             x_BLD = block(x_BLD, rotary, pattern, cache)
         if cache is not None:
             cache.advance(x_BLD.shape[1])
-        return self.norm(x_BLD)
+        return self.norm(scored_positions(x_BLD, inputs))
 
     def logits(self, features: Tensor) -> Tensor:
         """Features of any positions [..., D] to logits [..., V] in the dtype of the head."""

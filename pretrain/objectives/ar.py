@@ -60,7 +60,7 @@ class AR(Objective):
             count=int(scored_L.sum()),
         )
 
-    def network_input(self, inputs: dict[str, Tensor]) -> NetworkInput:
+    def network_input(self, inputs: dict[str, Tensor], vocab: VocabShard) -> NetworkInput:
         """Token ids under causal attention."""
         return NetworkInput(
             ids_BL=inputs["ids"],

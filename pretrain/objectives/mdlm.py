@@ -74,14 +74,14 @@ class MDLM(Objective):
             targets={
                 "ids": tokens,
                 "masked": masked_L,
-                "loss_weight": np.array(1.0 if self.config.low_variance else nelbo_weight),
+                "loss_weight": np.array(1.0 if self.config.trains_low_variance else nelbo_weight),
                 "nelbo_weight": np.array(nelbo_weight),
             },
             count=int(text_L.sum()),
             t=t,
         )
 
-    def network_input(self, inputs: dict[str, Tensor]) -> NetworkInput:
+    def network_input(self, inputs: dict[str, Tensor], vocab: VocabShard) -> NetworkInput:
         """Partly masked ids under full attention."""
         return NetworkInput(
             ids_BL=inputs["ids"],

@@ -32,7 +32,7 @@ class Memory:
 
     parameters    weights in the compute type (fp32 weights are the master weights at fp32), gathered ones included under ZeRO 3.
     gradients     what accumulates over micro-batches, in fp32.
-    optimizer     master weights, AdamW's two moments and the moving average.
+    optimizer     master weights, AdamW's two moments and the moving average; and all of the objective's own parameters, which nothing cuts.
     buffers       communication buckets and the largest single gradient in the compute type.
     activations   saved for the backward pass by every micro-batch in flight, and one layer's working set.
     logits        of one micro-batch on the last stage, with one slice in fp32.
@@ -76,12 +76,20 @@ def stage_memory(config: RunConfig, derived: Derived, stage: int, *, compute_byt
     return Memory(
         parameters=float(parameters),
         gradients=float(held * FP32),
-        optimizer=FP32 * (1 + MOMENTS + averages) * count / shards,
+        optimizer=FP32 * (1 + MOMENTS + averages) * count / shards + FP32 * (2 + MOMENTS) * objective_elements(config, derived),
         buffers=float(largest * compute_bytes + 2 * bucket * FP32),
         activations=_activations(config, derived, stage, compute_bytes),
         logits=_logits(config, derived, compute_bytes) if stage == parallel.pipeline - 1 else 0.0,
         workspace=WORKSPACE_CUDA if cuda else WORKSPACE_CPU,
     )
+
+
+def objective_elements(config: RunConfig, derived: Derived) -> int:
+    """Parameters of the objective itself, which every rank holds whole: RePlaid's embeddings, schedule and endpoints."""
+    if config.objective.name != "replaid":
+        return 0
+    replaid = config.objective.replaid
+    return derived.padded_size * replaid.latent + 3 * replaid.schedule_hidden + 2
 
 
 def layer_activations_per_token(backbone: BackboneConfig, compute_bytes: int) -> tuple[float, float]:
@@ -104,7 +112,7 @@ def layer_activations_per_token(backbone: BackboneConfig, compute_bytes: int) ->
 
 def _activations(config: RunConfig, derived: Derived, stage: int, compute_bytes: int) -> float:
     parallel, backbone = config.parallel, config.backbone
-    tokens = config.batch.micro_sequences * config.batch.length
+    tokens = config.batch.micro_sequences * config.batch.length * (2 if config.objective.two_stream_share else 1)
     sequence_split = parallel.tensor if parallel.sequence else 1
     whole, split = layer_activations_per_token(backbone, compute_bytes)
     layer = tokens * (whole / sequence_split + split / parallel.tensor)

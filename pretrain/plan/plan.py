@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from pretrain.backbones.flops import training_flops_per_token
 from pretrain.backbones.parameters import count_parameters
 from pretrain.data.manifest import FILE_NAME as MANIFEST
 from pretrain.data.manifest import Manifest
@@ -16,7 +15,7 @@ from pretrain.launch_config import PlanConfig
 from pretrain.plan.layouts import MAX_RANKS, Layout, smallest_layout
 from pretrain.plan.machine import GIB, Machine, check_machine, this_machine
 from pretrain.plan.memory import Memory, rank_memory
-from pretrain.rules import Derived, resolve, run_vocabulary, validate
+from pretrain.rules import Derived, resolve, run_flops_per_token, run_vocabulary, validate
 from pretrain.run_config import RunConfig
 
 Compute = Literal["fp32", "bf16", "fp8"]
@@ -76,7 +75,7 @@ def make_plan(config: RunConfig, assumptions: PlanConfig) -> Plan:
     needs = work_out_needs(config, assumptions)
     derived = needs.derived
     peak, source = _peak(config, needs.machine, needs.compute)
-    step_flops = training_flops_per_token(config.backbone, derived.model_size, config.batch.length) * derived.tokens_per_step
+    step_flops = run_flops_per_token(config, derived.model_size) * derived.tokens_per_step
     return Plan(
         needs=needs,
         parameters=count_parameters(config.backbone, derived.model_size),

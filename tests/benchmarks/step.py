@@ -28,7 +28,6 @@ import torch  # noqa: E402
 from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
 
 import pretrain.engine.zero as zero  # noqa: E402
-from pretrain.backbones.flops import training_flops_per_token  # noqa: E402
 from pretrain.build import build_engine, build_network, build_objective  # noqa: E402
 from pretrain.compose import command_from_arguments  # noqa: E402
 from pretrain.data.batch import BatchShard  # noqa: E402
@@ -41,6 +40,7 @@ from pretrain.parallel import platform  # noqa: E402
 from pretrain.parallel.groups import Groups  # noqa: E402
 from pretrain.parallel.noise import Noise  # noqa: E402
 from pretrain.parallel.vocabulary import Vocabulary  # noqa: E402
+from pretrain.rules import run_flops_per_token  # noqa: E402
 from pretrain.run_config import RunConfig  # noqa: E402
 from pretrain.telemetry.throughput import measure_matmul_peak  # noqa: E402
 
@@ -94,7 +94,7 @@ def bare_step(network: torch.nn.Module, engine: zero.Engine, chunk: int) -> Call
     def step(shard: BatchShard) -> None:
         count = sum(int(batch.count_B.sum()) for batch in shard.micro_batches)
         for batch in shard.micro_batches:
-            logits_LBv = network(objective.network_input(batch.inputs))
+            logits_LBv = network(objective.network_input(batch.inputs, engine.vocab))
             training_loss(objective, logits_LBv, batch.targets, engine.vocab, scale=1 / count, chunk=chunk)[0].backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
@@ -167,7 +167,7 @@ def report(config: RunConfig, groups: Groups, compute: Literal["fp32", "bf16"], 
     with batches(config, objective, device) as loader:  # last: a profiler that has run once may slow what follows
         parts = shares(step, loader, engine, device)
     tokens = config.batch.global_sequences * config.batch.length
-    flops = training_flops_per_token(config.backbone, size, config.batch.length) * tokens / seconds
+    flops = run_flops_per_token(config, size) * tokens / seconds
     print(f"\n{config.name}, {compute}: {tokens / seconds:,.0f} tokens/s, {1e3 * seconds:.1f} ms per step of {tokens} tokens")
     print(f"  {flops / 1e9:.1f} GFLOP/s of a measured {peak / 1e9:.1f} (fastest {compute} matrix product of this run): MFU {flops / peak:.1%}")
     print("  time: " + ", ".join(f"{name} {share:.1%}" for name, share in parts.items()))

@@ -13,13 +13,16 @@ from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.peers import Peers
 from pretrain.checkpoint.reshape import fill_engine, load_any_layout
 from pretrain.engine.config import OptimizerConfig
+from pretrain.objectives.config import ObjectiveConfig
 from pretrain.parallel.groups import Groups
 from tests.engine.world import World, make_engine, shard
 
 DIT = World(
     backbone=BackboneConfig(kind="dit", hidden=32, layers=2, heads=4, cond_dim=16), optimizer=OptimizerConfig(clip=1.0, decay="matrices", ema=0.9)
 )
-LLAMA = replace(DIT, backbone=BackboneConfig(kind="llama", hidden=32, layers=2, heads=4, kv_heads=2, qk_norm=True), objective="ar")
+LLAMA = replace(
+    DIT, backbone=BackboneConfig(kind="llama", hidden=32, layers=2, heads=4, kv_heads=2, qk_norm=True), objective=ObjectiveConfig(name="ar")
+)
 KEYS = ("fp32", "exp_avg", "exp_avg_sq", "ema")
 STEPS = 2
 LR = 1e-2

@@ -32,8 +32,8 @@ class Tempered(Objective):
     def corrupt(self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool) -> Corrupted:
         return self.inner.corrupt(tokens, documents, noise, evaluation=evaluation)
 
-    def network_input(self, inputs: dict[str, Tensor]) -> NetworkInput:
-        return self.inner.network_input(inputs)
+    def network_input(self, inputs: dict[str, Tensor], vocab: VocabShard) -> NetworkInput:
+        return self.inner.network_input(inputs, vocab)
 
     def token_loss(self, logits_BLv: Tensor, targets: dict[str, Tensor], vocab: VocabShard) -> TokenLoss:
         return self.inner.token_loss(logits_BLv.float() * self._scale(), targets, vocab)

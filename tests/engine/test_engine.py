@@ -34,7 +34,7 @@ def bare_loop(world: World, steps: int, lr: float) -> list[tuple[float, float]]:
         batches = shard(world, objective, groups, step).micro_batches
         tokens, total = sum(int(b.count_B.sum()) for b in batches), 0.0
         for batch in batches:
-            logits_LBv = module(objective.network_input(batch.inputs))
+            logits_LBv = module(objective.network_input(batch.inputs, engine.vocab))
             loss = objective.token_loss(logits_LBv.transpose(0, 1), batch.targets, engine.vocab).loss_B.sum() / tokens
             loss.backward()
             total += float(loss)
@@ -123,7 +123,7 @@ def tempered_bare(world: World) -> tuple[list[float], list[float], float]:
         batches = shard(world, objective, groups, step).micro_batches
         tokens, total = sum(int(b.count_B.sum()) for b in batches), 0.0
         for batch in batches:
-            logits_LBv = engine.module(objective.network_input(batch.inputs))
+            logits_LBv = engine.module(objective.network_input(batch.inputs, engine.vocab))
             loss = objective.token_loss(logits_LBv.transpose(0, 1), batch.targets, engine.vocab).loss_B.sum() / tokens
             loss.backward()
             total += float(loss)

@@ -10,6 +10,7 @@ from pretrain.backbones.config import BackboneConfig
 from pretrain.backbones.megatron import build_stage
 from pretrain.build import build_objective
 from pretrain.data.batch import BatchShard, MicroBatch
+from pretrain.data.parts import part_of, part_sizes
 from pretrain.engine.config import OptimizerConfig
 from pretrain.engine.gradients import accumulated_gradient
 from pretrain.engine.statistics import StepStatistics, global_count
@@ -22,6 +23,7 @@ from pretrain.parallel.groups import Groups
 from pretrain.parallel.initialization import initial_tensor
 from pretrain.parallel.noise import Noise
 from pretrain.parallel.vocabulary import Vocabulary
+from pretrain.run_config import input_config
 
 LENGTH, SEQUENCES, TOKENS = 16, 8, 50
 
@@ -30,7 +32,7 @@ LENGTH, SEQUENCES, TOKENS = 16, 8, 50
 class World:
     """What a layout test varies."""
 
-    objective: str = "mdlm"
+    objective: ObjectiveConfig = ObjectiveConfig(name="mdlm")
     backbone: BackboneConfig = BackboneConfig(kind="dit", hidden=32, layers=4, heads=4, cond_dim=16)
     parallel: ParallelConfig = ParallelConfig()
     micro_sequences: int = 2
@@ -44,15 +46,23 @@ class World:
         return replace(self, parallel=ParallelConfig(**sizes))  # type: ignore[arg-type]
 
 
-def vocabulary(objective: str) -> Vocabulary:
-    masked = objective != "ar"
+    @property
+    def network(self) -> BackboneConfig:
+        """The backbone with what the objective makes it read."""
+        return replace(self.backbone, inputs=input_config(self.objective))
+
+
+def vocabulary(objective: ObjectiveConfig) -> Vocabulary:
+    masked = objective.has_mask
     return Vocabulary(tokenizer_size=TOKENS, model_size=TOKENS + masked, padded_size=128, mask_id=TOKENS if masked else None, eos_id=0)
 
 
 def global_batch(world: World, objective: Objective, step: int = 0) -> list[tuple[dict[str, np.ndarray], dict[str, np.ndarray], int, float]]:
     """The samples of one step, noised as the loader would: from (seed, index) alone."""
     samples = []
+    sizes = part_sizes(objective.parts, SEQUENCES)
     for i in range(SEQUENCES):
+        part, place = part_of(i, sizes)
         index = step * SEQUENCES + i
         generator = np.random.default_rng(1000 + index)
         total = LENGTH + objective.lookahead
@@ -62,7 +72,8 @@ def global_batch(world: World, objective: Objective, step: int = 0) -> list[tupl
             documents[generator.integers(4, 12) :] = 1
         if world.cut and i % 4 == 1:
             documents[10:] = -1
-        sample = objective.corrupt(tokens, documents, Noise(7, index, i, SEQUENCES), evaluation=False)
+        noise = Noise(7, index, place, sizes[part], part=part, share=sizes[part] / SEQUENCES, step=step)
+        sample = objective.corrupt(tokens, documents, noise, evaluation=False)
         samples.append((sample.inputs, sample.targets, sample.count, float("nan") if sample.t is None else sample.t))
     return samples
 
@@ -95,9 +106,10 @@ def randomise(engine_module: torch.nn.Module, groups: Groups) -> None:
 
 def make_engine(world: World) -> tuple[Engine, Objective, Groups]:
     groups = parallel_groups.initialize(world.parallel, seed=1)
-    objective = build_objective(ObjectiveConfig(name=world.objective), vocabulary(world.objective))  # type: ignore[arg-type]
+    objective = build_objective(world.objective, vocabulary(world.objective))
     stage = build_stage(
-        world.backbone, world.parallel, groups, rows=128, attention=objective.attention, dtype=world.dtype, device=torch.device("cpu"),
+        world.network, world.parallel, groups, rows=128, attention=objective.attention, dtype=world.dtype, device=torch.device("cpu"),
+        variable_lengths=objective.two_stream,
     )  # fmt: skip
     randomise(stage, groups)
     engine = Engine(
@@ -110,11 +122,10 @@ def make_engine(world: World) -> tuple[Engine, Objective, Groups]:
 def gradients(engine: Engine, objective: Objective, world: World) -> dict[str, torch.Tensor]:
     """Full gradients by logical name, gathered from every rank (ZeRO 1)."""
     groups = engine.groups
-    batch = shard(world, objective, groups)
-    count = global_count(batch.micro_batches, groups, engine.device)
-    scale = len(batch.micro_batches) / count
     engine.module.train()
-    engine.scheduled_backward(batch.micro_batches, scale, StepStatistics(groups, engine.device))
+    batches = engine.prepared(shard(world, objective, groups), evaluation=False)
+    scale = len(batches) / global_count(batches, groups, engine.device)
+    engine.scheduled_backward(batches, scale, StepStatistics(groups, engine.device))
     mine = {}
     for name, parameter in engine.module.named_parameters():
         gradient = accumulated_gradient(parameter)
@@ -122,13 +133,15 @@ def gradients(engine: Engine, objective: Objective, world: World) -> dict[str, t
         dist.all_reduce(gradient, group=groups.data.group)
         mine[name] = gradient.float()
         parameter.grad = None
+    engine.objective_optimizer.reduce()
+    own = {f"objective.{name}": p.grad.clone() for name, p in objective.modules().named_parameters() if p.grad is not None}
     everyone: list[tuple[int, dict[str, torch.Tensor]]] = [None] * groups.world_size  # type: ignore[list-item]
     dist.all_gather_object(everyone, (groups.tensor.rank, mine))
     whole = {}
     for name in engine.module.table:
         shards = {rank: held[name] for rank, held in reversed(everyone) if name in held}
         whole[name] = engine.module.spec(name).unshard([shards[rank] for rank in range(groups.tensor.size)])
-    return whole
+    return whole | own
 
 
 def losses(world: World, steps: int = 3, lr: float = 1e-2) -> list[tuple[float, float, float]]:

@@ -81,3 +81,16 @@ def test_unigram_entropy() -> None:
     assert unigram_entropy(counts) == pytest.approx(stats.entropy(counts))
     with pytest.raises(UserError, match="empty text"):
         unigram_entropy(np.zeros(4))
+
+
+def test_importance_samples_are_combined_as_probabilities() -> None:
+    """-log of the mean of exp(-nats) in each group, then the mean over groups: by hand, and below the plain mean (Jensen)."""
+    nats = np.array([[1.0, 3.0, 2.0, 2.0], [4.0, 4.0, 9.0, 5.0]])
+    ids = np.repeat([0, 1], 4)
+    found = estimate_likelihood(np.append(ids, -1), np.append(nats.ravel(), 7.0), np.append(np.full(8, 2), 0), label="bound", importance=2)
+    groups = -np.log(np.exp(-nats.reshape(2, 2, 2)).mean(-1))
+    assert found.nats_per_token == pytest.approx(groups.mean(1).sum() / 4)
+    assert found.nats_per_token < estimate_likelihood(ids, nats.ravel(), np.full(8, 2), label="bound").nats_per_token
+    assert found.draws == 2 and found.sequences == 2
+    with pytest.raises(ValueError, match="whole groups of 3"):
+        estimate_likelihood(np.repeat([0, 1], [4, 5]), np.zeros(9), np.full(9, 2), label="bound", importance=3)

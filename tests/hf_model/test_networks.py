@@ -20,7 +20,7 @@ V = 50
 DIT = NetworkConfig(kind="dit", vocab_size=V, hidden=32, layers=2, heads=4, kv_heads=4, ffn=64, cond_dim=16)
 LLAMA = NetworkConfig(kind="llama", vocab_size=V, hidden=32, layers=2, heads=4, kv_heads=2, ffn=48, qk_norm=True)
 BOTH = pytest.mark.parametrize("config", [DIT, LLAMA], ids=["dit", "llama"])
-PATTERNS = pytest.mark.parametrize("attention", list(Attention))
+PATTERNS = pytest.mark.parametrize("attention", [Attention.CAUSAL, Attention.FULL])
 
 
 def randomised(config: NetworkConfig, seed: int = 0) -> DiT | Llama:
@@ -169,15 +169,6 @@ def test_cached_logits_equal_uncached(config: NetworkConfig, pieces: list[int]) 
     for ids, positions in zip(ids_BL.split(pieces, 1), whole.positions_BL.split(pieces, 1), strict=True):
         got.append(network(inputs(ids, Attention.CAUSAL, positions_BL=positions), cache))
     torch.testing.assert_close(torch.cat(got, 1), expected, rtol=1e-5, atol=1e-5)
-
-
-@BOTH
-def test_embeddings_replace_ids(config: NetworkConfig) -> None:
-    network = randomised(config)
-    ids_BL = torch.randint(V, (2, 6))
-    by_id = inputs(ids_BL, Attention.FULL)
-    by_row = NetworkInput(**{**vars(by_id), "ids_BL": None, "embeddings_BLD": network.embed_tokens(ids_BL)})
-    torch.testing.assert_close(network(by_row), network(by_id), rtol=0, atol=0)
 
 
 @BOTH

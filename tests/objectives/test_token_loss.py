@@ -128,7 +128,7 @@ def test_network_input(name: str) -> None:
     method = objective(name)
     sample = method.corrupt(np.zeros(L + method.lookahead, np.int64), np.zeros(L + method.lookahead, np.int32), Noise(1, 0, 0, 1), evaluation=False)
     inputs = {key: torch.from_numpy(np.stack([value])) for key, value in sample.inputs.items()}
-    network = method.network_input(inputs)
+    network = method.network_input(inputs, VOCAB)
     assert network.documents_BL is not None and network.attention == method.attention and (network.conditioning_B == 0).all()
     del inputs["documents"]
-    assert method.network_input(inputs).documents_BL is None
+    assert method.network_input(inputs, VOCAB).documents_BL is None

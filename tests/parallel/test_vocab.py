@@ -5,6 +5,7 @@ Shape suffixes: B sequences, L positions, P padded vocabulary, v columns of one 
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,9 +13,11 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from pretrain.parallel.vocab import VocabShard
+from pretrain.parallel.vocab_terms import Log1pTerms
 from pretrain.parallel.vocabulary import Vocabulary
 
 B, L, E = 2, 5, 3
+LOG_SCALE_B = torch.tensor([-1.0, 6.0], dtype=torch.float64)
 
 
 def words(model: int = 13, padded: int = 16, mask: int | None = 12) -> Vocabulary:
@@ -38,12 +41,14 @@ def everything(vocab: VocabShard, logits_BLv: Tensor, table_vE: Tensor, z_BLE: T
     # A diffusion prior adds z E^T to the logits: replicated z meets this rank's rows.
     prior_BLv = vocab.allowed(logits_BLv + vocab.spread(z_BLE) @ table_vE.T)
     weight_BL = torch.linspace(0.5, 1.5, B * L, dtype=logits_BLv.dtype).reshape(B, L)
+    first_BL, second_BL, log1p_BL = vocab.log1p_terms(logits_BLv, LOG_SCALE_B, index_BL, index_BL.flip(-1))
     return {
         "logsumexp": (weight_BL * vocab.logsumexp(values_BLv)).sum(),
         "at": (weight_BL * vocab.at(values_BLv, index_BL)).sum(),
         "cross_entropy": (weight_BL * vocab.cross_entropy(logits_BLv, index_BL)).sum(),
         "log_probability": (weight_BL * vocab.at(logp_BLv, index_BL)).sum(),
         "sum of log1p, as in a uniform-state bound": (weight_BL * vocab.sum(torch.log1p(40 * p_BLv)) * vocab.at(p_BLv, index_BL)).sum(),
+        "log1p terms": (weight_BL * first_BL + second_BL.exp() + weight_BL * log1p_BL * first_BL).sum(),
         "expectation": (vocab.expectation(p_BLv, table_vE) - z_BLE).square().sum(),
         "output prior": (weight_BL * vocab.cross_entropy(logits_BLv + vocab.spread(z_BLE) @ table_vE.T, index_BL)).sum()
         + vocab.expectation(vocab.log_softmax(prior_BLv).exp(), table_vE).pow(3).sum(),
@@ -110,9 +115,13 @@ def test_one_rank_equals_plain_torch_without_the_forbidden_columns(layout: str) 
     logits_BLP, _, _, index_BL = arguments(vocabulary)
     leaf_BLP = logits_BLP.clone().requires_grad_()
     logp_BLV = leaf_BLP[..., allowed].log_softmax(-1)
-    logp_BL = logp_BLV.gather(-1, torch.searchsorted(torch.tensor(allowed), index_BL).unsqueeze(-1)).squeeze(-1)
+    logp_BL, second_BL = (
+        logp_BLV.gather(-1, torch.searchsorted(torch.tensor(allowed), ids_BL).unsqueeze(-1)).squeeze(-1) for ids_BL in (index_BL, index_BL.flip(-1))
+    )
     weight_BL = torch.linspace(0.5, 1.5, B * L, dtype=torch.float64).reshape(B, L)
+    log1p_BL = torch.log1p(LOG_SCALE_B.exp()[:, None, None] * logp_BLV.exp()).sum(-1)
     plain = {
+        "log1p terms": (weight_BL * logp_BL + second_BL.exp() + weight_BL * log1p_BL * logp_BL).sum(),
         "logsumexp": (weight_BL * leaf_BLP[..., allowed].logsumexp(-1)).sum(),
         "cross_entropy": -(weight_BL * logp_BL).sum(),
         "log_probability": (weight_BL * logp_BL).sum(),
@@ -157,14 +166,29 @@ def test_numbers_come_out_in_fp32_and_gradients_in_the_type_of_the_logits() -> N
     torch.testing.assert_close(logits.detach(), before, rtol=0, atol=0)
 
 
-def test_cross_entropy_keeps_only_the_logits_it_was_given() -> None:
-    """What autograd holds between forward and backward: the bf16 logits and two [B, L] tensors, no fp32 [B, L, V]."""
+@pytest.mark.parametrize("use", ["cross_entropy", "log1p_terms"])
+def test_fused_reductions_keep_only_the_logits_they_were_given(use: str) -> None:
+    """What autograd holds between forward and backward: the bf16 logits and tensors [B, L], no fp32 [B, L, V]; and it leaves the logits alone."""
     saved: list[Tensor] = []
-    logits = torch.randn(B, L, 16).bfloat16().requires_grad_()
+    logits, index_BL = torch.randn(B, L, 16).bfloat16().requires_grad_(), torch.ones(B, L, dtype=torch.long)
+    before, vocab = logits.detach().clone(), VocabShard.whole(words())
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        VocabShard.whole(words()).cross_entropy(logits, torch.ones(B, L, dtype=torch.long))
-    assert sorted(tuple(x.shape) for x in saved) == [(B, L), (B, L), (B, L, 16)]
-    assert all(x.dtype == torch.bfloat16 for x in saved if x.ndim == 3)
+        if use == "cross_entropy":
+            total_BL = vocab.cross_entropy(logits, index_BL)
+        else:
+            total_BL = Log1pTerms.apply(logits, LOG_SCALE_B, torch.stack((index_BL, index_BL)), vocab).sum(0)
+    assert sum(x.shape[-1] == 16 for x in saved) == 1 and all(x.numel() <= 2 * B * L for x in saved if x.shape[-1] != 16)
+    assert all(x.dtype == torch.bfloat16 for x in saved if x.shape[-1] == 16)
+    total_BL.sum().backward()
+    assert logits.grad is not None and logits.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(logits.detach(), before, rtol=0, atol=0)
+
+
+def test_forbidden_ids_add_nothing_to_the_log1p_terms() -> None:
+    vocab, index_BL = VocabShard.whole(words()), torch.tensor([[12, 3]])
+    first_BL, second_BL, total_BL = vocab.log1p_terms(torch.full((1, 2, 16), 3.0), torch.tensor([2.0]), index_BL, index_BL.flip(-1))
+    assert first_BL[0, 0] == second_BL[0, 1] == -torch.inf and first_BL[0, 1].item() == pytest.approx(-np.log(12))
+    np.testing.assert_allclose(total_BL, 12 * np.log1p(np.exp(2) / 12), rtol=1e-6)
 
 
 def test_columns_outside_the_vocabulary_are_a_programming_error() -> None:

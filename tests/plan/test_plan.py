@@ -277,3 +277,21 @@ def test_the_table_says_what_the_run_would_cost(capsys: pytest.CaptureFixture[st
     for part in ("2,209,706,112", "64 = tensor 1 x pipeline 1 x data 64", "524,288 tokens", "GiB", "fits", "not prepared"):
         assert part in text
     assert "1,000 TFLOP/s (configured)" in text
+
+
+def test_objectives_cost_what_they_add() -> None:
+    """Two streams double the activations (and nothing else); RePlaid keeps its embeddings, gradients and moments whole on every rank."""
+    from pretrain.objectives.config import EsoLMConfig, ObjectiveConfig
+
+    def memory(objective: ObjectiveConfig) -> memory_module.Memory:
+        run = changed(BASE, objective=objective)
+        return stage_memory(run, resolve(run, world_size=1, model_size=32001), 0, compute_bytes=2, cuda=True)
+
+    plain = memory(ObjectiveConfig(name="mdlm"))
+    mixed = memory(ObjectiveConfig(name="esolm", esolm=EsoLMConfig(alpha_0=0.5)))
+    assert mixed.activations == pytest.approx(2 * plain.activations) and mixed.logits == plain.logits
+    assert memory(ObjectiveConfig(name="esolm")).activations == plain.activations
+    added = memory(ObjectiveConfig(name="replaid")).optimizer - plain.optimizer
+    table = 32128 * 2176  # the network reads latents in place of ids: no table of ids, three small matrices
+    network = 12 * (2176 * (16 + 16 + 64) - table)
+    assert added == pytest.approx(network + 16 * (32128 * 16 + 3 * 1024 + 2))

@@ -68,8 +68,8 @@ class ReverseStep:
 
 
 def random_ids(uniform_N: Tensor, classes: int) -> Tensor:
-    """One of all ids for each uniform number in [0, 1); any shape."""
-    return (uniform_N * classes).long().clamp_(max=classes - 1)
+    """One of all ids for each uniform number in [0, 1), float64; any shape. The product never rounds up to `classes`."""
+    return (uniform_N * classes).long()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,8 @@ def test_the_end_draws_nothing_that_p_rules_out() -> None:
 
 def test_random_ids_cover_all() -> None:
     assert random_ids(torch.tensor([0.0, 0.2499, 0.25, 0.75, 1 - 2.0**-53], dtype=torch.float64), 4).tolist() == [0, 0, 1, 3, 3]
-    assert random_ids(torch.tensor([1 - 2.0**-53], dtype=torch.float64), 131_073).tolist() == [131_072]
+    for classes in (3, 32_001, 65_536, 65_537, 131_071, 131_072, 131_073):
+        assert random_ids(torch.tensor([1 - 2.0**-53], dtype=torch.float64), classes).tolist() == [classes - 1]
 
 
 def test_ancestral_schedule() -> None:

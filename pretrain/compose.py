@@ -5,25 +5,27 @@ that is rules.py. Hydra writes no folder, keeps the working directory and instal
 """
 
 import contextlib
-import difflib
+import io
 import json
 import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import hydra
 import yaml
+from hydra.core.config_store import ConfigStore
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from pretrain.arguments import SOURCES, prepared, unreadable
 from pretrain.command_line import is_main_rank
-from pretrain.errors import UserError
+from pretrain.errors import UserError, nearest, spelled
 from pretrain.launch_config import PlanConfig
 from pretrain.presets import REQUIRED, register
 from pretrain.run_config import RunConfig
@@ -52,11 +54,15 @@ def command_from(composed: DictConfig) -> Command:
     try:
         tree: Any = OmegaConf.to_container(composed, resolve=True)
     except OmegaConfBaseException as error:
-        raise UserError(f"the configuration does not resolve: {_one_line(error)}") from error
+        raise UserError(f"the configuration does not resolve: {_resolution(error)}") from error
     plan = typed(PlanConfig, tree.pop("plan", {}), prefix="plan")
     check = tree.pop("check", False)
     if not isinstance(check, bool):
-        raise UserError(f"check={check} must be true or false")
+        raise UserError(f"check={spelled(check)} must be true or false")
+    for key in SOURCES:
+        section, _, name = key.partition(".")
+        if isinstance(tree.get(section), dict) and tree[section].get(name, {}) is None:
+            tree[section][name] = {}  # null says that there is none, also in a preset's file, where {} would be merged
     return Command(run=typed(RunConfig, tree), plan=plan, check=check)
 
 
@@ -64,11 +70,13 @@ def compose_arguments(config_name: str) -> DictConfig | None:
     """Lets Hydra read sys.argv; None where Hydra printed something and is done. Raises UserError."""
     register()
     arguments = sys.argv[1:]
-    if any(argument in ("-m", "--multirun") for argument in arguments):
+    if any(argument == "-m" or argument.startswith("--mu") for argument in arguments):
         raise UserError("--multirun cannot start a second rendezvous inside one torchrun: start one command per point")
+    sections = {key.partition(".")[0] for key in known_keys(RunConfig) if "." in key} | {"plan"}
+    arguments = prepared(arguments, _groups(), sections)
     try:
         if any(argument.startswith("-") for argument in arguments):
-            return _hydra_command(config_name)
+            return _hydra_command(config_name, arguments)
         with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):  # composes once, where a Hydra application composes twice
             return hydra.compose(config_name, arguments)
     except yaml.YAMLError as error:
@@ -77,26 +85,37 @@ def compose_arguments(config_name: str) -> DictConfig | None:
         raise UserError(_hydra_sentence(error, config_name)) from error
 
 
-def _hydra_command(config_name: str) -> DictConfig | None:
+def _hydra_command(config_name: str, arguments: list[str]) -> DictConfig | None:
     """Hydra's own flags: --help, --cfg job, --config-dir DIR and the rest."""
     composed: list[DictConfig] = []
-    before = os.environ.get("HYDRA_FULL_ERROR")
+    said = io.StringIO()
+    before, words = os.environ.get("HYDRA_FULL_ERROR"), sys.argv
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them and leaving
+    sys.argv = [words[0], *arguments]
     try:
         with contextlib.ExitStack() as stack:
             if not is_main_rank():  # --help and --cfg answer once, not once per rank
                 stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+            stack.enter_context(contextlib.redirect_stderr(said))
             hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)(composed.append)()
+    except SystemExit as leaving:  # argparse's way of refusing, and of being done
+        if leaving.code:
+            complaint = said.getvalue().strip().rpartition("\n")[2].rpartition("error: ")[2]
+            raise UserError(f"{complaint or leaving.code}; --help shows what there is") from None
     finally:
+        sys.argv = words
         if before is None:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = before
+    print(said.getvalue(), end="", file=sys.stderr)
     return composed[0] if composed else None
 
 
 def typed(kind: type[T], tree: dict[str, Any], prefix: str = "") -> T:
     """`tree` as an instance of a configuration dataclass; `prefix` is the dotted key of the tree. Raises UserError."""
+    if not isinstance(tree, dict):
+        raise UserError(f"{prefix}={spelled(tree)} must be a group of keys, such as {known_keys(kind, prefix)[0]}=…")
     missing = [key for key, value in _leaves(tree) if value == REQUIRED]
     if missing:
         keys = ", ".join(_join(prefix, key) for key in missing)
@@ -123,38 +142,70 @@ def known_keys(kind: type, prefix: str = "") -> list[str]:
     return keys
 
 
+def _groups() -> dict[str, list[str]]:
+    """Name -> choices of every configuration group of this program: folders of configs/, and nodes of the store."""
+    groups = {folder.name: [path.stem for path in folder.glob("*.yaml")] for folder in CONFIGS.iterdir() if folder.is_dir()}
+    groups["model"] += [name.removesuffix(".yaml") for name in ConfigStore.instance().repo["model"]]
+    return groups | {"hydra": ["default"]}
+
+
 def _type_sentence(kind: type, error: ValidationError, prefix: str) -> str:
     """The first problem as a sentence."""
     first = error.errors(include_url=False)[0]
     key = _join(prefix, ".".join(str(part) for part in first["loc"][1:]))
     others = f" ({error.error_count() - 1} more like it)" if error.error_count() > 1 else ""
     if first["type"] == "unexpected_keyword_argument":
-        return f"unknown key {key}{_nearest(key, known_keys(kind, prefix))}{others}"
+        return f"unknown key {key}{nearest(key, known_keys(kind, prefix))}{others}"
     if first["type"] == "missing":
         return f"no value for {key}: set {key}=…{others}"
-    expected = first["msg"].removeprefix("Input should be ").replace("an object", "a group of keys")
-    hint = ""
-    if first["type"] == "string_type":
-        hint = f"; quote it: {key}=\"'{first['input']}'\""
-    return f"{key}={first['input']} must be {expected}{hint}{others}"
+    expected, hint = first["msg"].removeprefix("Input should be "), ""
+    if first["type"] == "dataclass_type":
+        parts = [known for known in known_keys(kind, prefix) if known.startswith(f"{key}.")]
+        expected = f"a group of keys, such as {(parts or [f'{key}.path'])[0]}=…"
+    elif first["input"] is None:
+        default = _defaults(kind, prefix).get(key, MISSING)
+        hint = f"; set {key}=…" if default is MISSING else f"; leave it out for {key}={spelled(default)}"
+    elif first["type"] == "string_type":
+        hint = f"; quote it: {key}=\"'{spelled(first['input'])}'\""
+    return f"{key}={spelled(first['input'])} must be {expected}{hint}{others}"
+
+
+def _defaults(kind: type, prefix: str) -> dict[str, Any]:
+    """Dotted key -> default of every field of a configuration dataclass that has one."""
+    found: dict[str, Any] = {}
+    for item in fields(kind):
+        hint, key = get_type_hints(kind)[item.name], _join(prefix, item.name)
+        if isinstance(hint, type) and is_dataclass(hint):
+            found |= _defaults(hint, key)
+        elif item.default is not MISSING:
+            found[key] = item.default
+    return found
 
 
 def _hydra_sentence(error: Exception, config_name: str) -> str:
     """What Hydra complained about, in one sentence with the nearest names."""
     text = str(error)
-    if isinstance(error, MissingConfigException) and error.options is not None and error.missing_cfg_file:
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
-        return f"there is no {group}={choice}{_nearest(choice, list(error.options))}"
+        if not group:
+            return f"there is no configuration called {choice}: leave --config-name out"
+        return f"there is no {group}={choice}{nearest(choice, list(error.options or []))}"
     if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override!r} on the command line: write key=value, and quote values that hold , : = or spaces"
+        return unreadable(str(error.override))
     if match := re.match(r"Could not override '([^']+)'", text):
         key = match.group(1).partition("@")[0]
         if key == "model" and config_name == "pretrain":
             return "write +model=PRESET with a plus sign: no preset is loaded by default"
         if re.match(r"data\.(train|validation)\.", key):
             return f"{key} is not in the preset: write +{key}=… to add it"
-        return f"unknown key {key}{_nearest(key, _composed_keys(config_name))}"
+        return f"unknown key {key}{nearest(key, _composed_keys(config_name))}"
+    if match := re.match(r"Could not delete (?:from config\. )?'([^']*)'", text):
+        key = match.group(1)
+        there = "; --cfg job shows the sources" if key.startswith(SOURCES) else nearest(key, _composed_keys(config_name))
+        return f"~{key} removes what is not there{there}"
     if isinstance(error, ConfigCompositionException) and "Multiple values" in text:
+        if text.startswith("Multiple values for model"):
+            return "write +model=PRESET once: a run has one preset"
         return f"{_one_line(error)}: a preset already chooses it, so write it without the plus sign"
     return f"the configuration does not compose: {_one_line(error)}"
 
@@ -169,17 +220,6 @@ def _composed_keys(config_name: str) -> list[str]:
     leaves = [key for key, _ in _leaves(tree)]
     sections = {key[: match.start()] for key in leaves for match in re.finditer(r"\.", key)}
     return sorted({*groups, *leaves, *sections})
-
-
-def _nearest(name: str, options: list[str]) -> str:
-    """`; did you mean …?`, or the options themselves where none is near."""
-    near = difflib.get_close_matches(name, options, n=3, cutoff=0.6)
-    if not near:
-        near = difflib.get_close_matches(name.rpartition(".")[2], [option.rpartition(".")[2] for option in options], n=3, cutoff=0.7)
-        near = [option for option in options if option.rpartition(".")[2] in near][:3]
-    if near:
-        return f"; did you mean {' or '.join(near)}?"
-    return f"; known: {', '.join(sorted(options))}" if len(options) <= 12 else "; --help lists the groups, --cfg job every key"
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -197,6 +237,12 @@ def _whole_numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [_whole_numbers(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
+
+
+def _resolution(error: Exception) -> str:
+    """What an interpolation lacks, without the names of the classes."""
+    text = re.sub(r"(?:KeyError|\w+Error) raised while resolving interpolation: ", "", _one_line(error)).replace('"', "")
+    return re.sub(r" full_key: (\S+) object_type=\S+", r" (in \1)", text)
 
 
 def _join(prefix: str, key: str) -> str:

@@ -15,11 +15,14 @@ import yaml
 
 from pretrain.backbones.parameters import count_parameters
 from pretrain.build import build_engine, build_objective, build_samples, compute_dtype
-from pretrain.checkpoint.layout import CONFIG, Layout, TrainState
+from pretrain.checkpoint.changes import changes, read_config
+from pretrain.checkpoint.health import require_finite
+from pretrain.checkpoint.layout import Layout, TrainState
+from pretrain.checkpoint.lock import lock_run
 from pretrain.checkpoint.manager import Checkpoint, CheckpointManager
 from pretrain.checkpoint.peers import Peers
 from pretrain.checkpoint.reshape import load_any_layout
-from pretrain.checkpoint.resume import ENGINE, OBJECTIVE, RATES_AHEAD, ResumeCard, freeze_run, require_same_network, versions
+from pretrain.checkpoint.resume import MEANT, RATES_AHEAD, ResumeCard, freeze_run, meant, versions
 from pretrain.data.loader import Loader, build_loader, build_validation_loader
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.engine.schedule import learning_rate
@@ -79,26 +82,41 @@ class Trainer:
         self.config, self.groups, self.device = config, groups, platform.device()
         tokenizer = Tokenizer(config.tokenizer)
         vocabulary = run_vocabulary(config, tokenizer)
+        self.meant = meant(config, vocabulary, tokenizer.hash)
         self.derived: Derived = resolve(config, world_size=groups.world_size, model_size=vocabulary.model_size)
         self.objective: Objective = build_objective(config.objective, vocabulary)
         self.samples, self.held_out = build_samples(config, self.objective, tokenizer)
-        self.manager = CheckpointManager(config.directory, config.checkpoint.keep, Peers.world())
+        self.peers = Peers.world()
+        self.lock = lock_run(config.directory, self.peers)
+        try:
+            self._begin()
+        except BaseException:
+            self.lock.release()
+            raise
+
+    def _begin(self) -> None:
+        """Everything that reads or writes the run directory, which is this run's alone from here on."""
+        config, peers = self.config, self.peers
+        self.manager = CheckpointManager(config.directory, config.checkpoint.keep, peers)
         checkpoint = self.manager.begin(config.resume)
         self.start = checkpoint.step if checkpoint else 0
-        if checkpoint:
-            self._require_same_run(checkpoint)
-        if groups.is_main:
-            freeze_run(config.directory, yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
-        self.engine: Engine = build_engine(config, self.objective, groups, self.device)
-        self.log, self.throughput = self._open_log(checkpoint)
-        if checkpoint:
-            self._restore(checkpoint)
+        card = self._resume_card(checkpoint) if checkpoint else None
+        if card:
+            card.require_legal(config.resume)
+        self.config_text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+        peers.writer(lambda: freeze_run(config.directory, self.config_text))
+        self.engine: Engine = build_engine(config, self.objective, self.groups, self.device)
+        opened: list[tuple[RunLog, Throughput]] = []
+        peers.everyone(lambda: opened.append(self._open_log(checkpoint)))  # the main rank alone opens files, and all leave if it cannot
+        self.log, self.throughput = opened[0]
+        if card:
+            self._restore(card)
 
     # ---- the loop -----------------------------------------------------------------------------------------------------------------
 
     def fit(self) -> None:
         """Train to the last step of this start, with records, validation and checkpoints when they are due."""
-        last, window = self.derived.last_step, Window()
+        last, window, saved = self.derived.last_step, Window(), False
         if self.start >= last:
             self.log.event(self.start, "finished", f"nothing to do: step {self.start} of {last} is done")
             return
@@ -112,20 +130,29 @@ class Trainer:
                     self._record(step, lr, window)
                     window = Window()
                 with self.throughput.pause():
+                    if saved:  # the step after a save was sound, so what was saved can replace what came before
+                        self.manager.prune()
+                    saved = self._due(step, self.config.checkpoint.every)
                     if self.held_out and self._due(step, self.config.validation.every):
                         self.validate(step)
-                    if self._due(step, self.config.checkpoint.every):
+                    if saved:
                         self.save(step, lr)
                 if step >= last:
                     break
+        self.manager.prune()
 
     def _finite(self, step: int, result: StepResult) -> StepResult:
         """Raises UserError for a loss or gradient that is not finite, before anything after it is saved: the same on every rank."""
-        if math.isfinite(result.loss) and math.isfinite(result.gradient_norm):
+        # DeepSpeed's helpers answer -1 for a norm that is not finite.
+        if math.isfinite(result.loss) and math.isfinite(result.gradient_norm) and result.gradient_norm >= 0:
             return result
-        raise UserError(
-            f"step {step} gave loss {result.loss:.4g} and gradient norm {result.gradient_norm:.4g}: the run diverged and stops here, with its "
-            "earlier checkpoints intact; lower schedule.peak or optimizer.clip, and start again from one of them"
+        raise self._diverged(f"step {step} gave loss {result.loss:.4g} and gradient norm {result.gradient_norm:.4g}")
+
+    def _diverged(self, what: str) -> UserError:
+        clip = "lower optimizer.clip" if self.config.optimizer.clip else "set optimizer.clip=1"
+        return UserError(
+            f"{what}: the run diverged and stops here, with its earlier checkpoints intact; lower schedule.peak or {clip}, remove the "
+            "checkpoints after the last good one, and start again with resume=changed"
         )
 
     def _due(self, step: int, every: int) -> bool:
@@ -155,6 +182,8 @@ class Trainer:
             ids, np.concatenate(nats), np.concatenate(counts), label=self.objective.label(evaluation=True), importance=self.objective.importance
         )
         self.log.validation(step, self._validation_record(step, result))
+        if not math.isfinite(result.nats_per_token):
+            raise self._diverged(f"validation at step {step} gave {result.nats_per_token:.4g} nats per token")
         return result
 
     def _validation_record(self, step: int, result: LikelihoodResult) -> dict[str, object]:
@@ -231,7 +260,8 @@ class Trainer:
     # ---- checkpoints --------------------------------------------------------------------------------------------------------------
 
     def save(self, step: int, lr: float) -> None:
-        """Write a checkpoint after `step` updates."""
+        """Write a checkpoint after `step` updates. Raises UserError, with the earlier ones intact, for weights that are not finite or a full disk."""
+        self.peers.everyone(lambda: require_finite(self.engine, step))
         last = self.derived.steps - 1
         state = TrainState(
             step=step,
@@ -244,74 +274,44 @@ class Trainer:
             backbone=dataclasses.asdict(self.config.backbone),
             rows=self.objective.vocabulary.padded_size,
             versions=versions(),
-            extras={
-                OBJECTIVE: self.config.objective.name,
-                ENGINE: self._engine(),
-                RATES_AHEAD: self._rates([step, (step + last) // 2, last]),
-            },
+            extras={MEANT: self.meant, RATES_AHEAD: self._rates([step, (step + last) // 2, last])},
         )
-        folder = self.manager.save(step, self.engine.save, state)
+        folder = self.manager.save(step, self.engine.save, state, self.config_text)
         self.log.event(step, "checkpoint", f"saved {folder}")
 
-    def _require_same_run(self, checkpoint: Checkpoint) -> None:
-        """Raises UserError where the checkpoint is of another network or objective, or (without resume=changed) of another course of training."""
-        config, state = self.config, checkpoint.state
-        require_same_network(checkpoint.folder, state, config.backbone, self.objective.vocabulary.padded_size, config.objective.name)
-        done = (checkpoint.step * config.batch.global_sequences, checkpoint.step * self.derived.tokens_per_step)
-        if done != (state.samples, state.tokens):
-            raise UserError(
-                f"{checkpoint.folder} was reached with {state.samples // state.step} sequences of {state.tokens // state.samples} tokens per step, "
-                f"and the configuration says {config.batch.global_sequences} of {config.batch.length}; a run keeps its batch: set it back, or "
-                "choose another name="
-            )
-        differences = self._resume_card(checkpoint, optimizer_found=True).differences
-        if differences and config.resume != "changed":
-            raise UserError(
-                f"{checkpoint.folder} does not go on as it was: {'; '.join(differences)}. Put back the configuration that it was trained with "
-                f"({checkpoint.folder / CONFIG}), set resume=changed to continue all the same, or choose another name="
-            )
-
-    def _resume_card(self, checkpoint: Checkpoint, *, optimizer_found: bool) -> ResumeCard:
+    def _resume_card(self, checkpoint: Checkpoint) -> ResumeCard:
+        then = checkpoint.state
         return ResumeCard(
             checkpoint=checkpoint.folder,
-            then=checkpoint.state,
+            then=then,
+            changes=changes(read_config(checkpoint.folder), dataclasses.asdict(self.config), then.extras.get(MEANT, {}), self.meant),
             layout_now=self._layout(),
-            lr_now=self.lr(checkpoint.step - 1),
-            next_batch_now=self.samples.fingerprint(checkpoint.step),
-            optimizer_found=optimizer_found,
-            rates_now=self._rates([int(step) for step in checkpoint.state.extras.get(RATES_AHEAD, {})]),
+            lr_now=self.lr(then.step - 1),
+            rates_now=self._rates([int(step) for step in then.extras.get(RATES_AHEAD, {})]),
+            next_batch_now=self.samples.fingerprint(then.step),
+            rows_now=self.objective.vocabulary.padded_size,
         )
-
-    def _engine(self) -> list[str]:
-        """What DeepSpeed's files depend on besides the layout, as JSON keeps it."""
-        return [str(compute_dtype(self.config)), self.config.optimizer.decay]
 
     def _rates(self, steps: list[int]) -> dict[str, float]:
         """Learning rates by 0-based step, as JSON keeps them."""
         return {str(step): self.lr(step) for step in steps}
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore(self, card: ResumeCard) -> None:
         """Load weights and moments, in this layout or from another one, and say what is continued."""
-        # DeepSpeed's own files fit only an engine of the same layout, type and parameter groups; logical tensors fit every one.
-        if checkpoint.state.layout == self._layout() and checkpoint.state.extras.get(ENGINE) == self._engine():
-            self.engine.load(checkpoint.folder)
-        else:
-            load_any_layout(self.engine, checkpoint.folder, Peers.world())
-            self.engine.load_objective(checkpoint.folder)
+        if card.same_files:
+            self.engine.load(card.checkpoint)
+        else:  # logical tensors fit every engine
+            load_any_layout(self.engine, card.checkpoint, self.peers)
+            self.engine.load_objective(card.checkpoint)
         found = all("exp_avg" in self.engine.base_optimizer.state[flat] for flat in self.engine.flat_partitions())
-        card = self._resume_card(checkpoint, optimizer_found=found)
-        self.log.event(checkpoint.step, "resume", card.render())
+        self.log.event(card.then.step, "resume", dataclasses.replace(card, optimizer_found=found).render())
 
     def _layout(self) -> Layout:
-        parallel = self.config.parallel
-        return Layout(
-            tensor=parallel.tensor,
-            pipeline=parallel.pipeline,
-            virtual_pipeline=parallel.virtual_pipeline,
-            data=self.groups.data.size,
-            zero_stage=parallel.zero_stage,
-        )
+        return Layout.of(self.config.parallel, self.groups.data.size)
 
     def close(self) -> None:
-        """Finish logs."""
-        self.log.close()
+        """Finish logs, and leave the run directory to the next one."""
+        try:
+            self.log.close()
+        finally:
+            self.lock.release()

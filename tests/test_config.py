@@ -12,6 +12,7 @@ import pytest
 from pretrain.backbones.flops import forward_flops_per_token, training_flops_per_token
 from pretrain.backbones.parameters import count_parameters
 from pretrain.compose import CONFIGS, Command, command_from, command_from_arguments, known_keys
+from pretrain.data.config import SourceConfig
 from pretrain.errors import UserError
 from pretrain.presets import LADDER, LADDER_VOCABULARY, ladder_preset, register
 from pretrain.ranges import RANGES
@@ -197,18 +198,52 @@ def test_command_line_beats_preset_and_recipe(tmp_path: Path, monkeypatch: pytes
         (["+model=mdlm_tiny", "data.train.web.path=x"], r"write \+data\.train\.web\.path="),
         (["+model=mdlm_tiny", "+data.train.web.weight=2"], r"no value for data\.train\.web\.path"),
         (["+model=mdlm_tiny", "parallel.tensor=two"], r"parallel\.tensor=two must be a valid integer"),
-        (["+model=mdlm_tiny", "parallel.tensor=true"], r"parallel\.tensor=True must be a valid integer"),
+        (["+model=mdlm_tiny", "parallel.tensor=true"], r"parallel\.tensor=true must be a valid integer"),
         (["+model=mdlm_tiny", "parallel.tensor=1.5"], r"parallel\.tensor=1\.5 must be a valid integer"),
         (["+model=mdlm_tiny", "optimizer.clip=[1]"], r"optimizer\.clip=\[1\] must be a valid number"),
         (["+model=mdlm_tiny", "objective.name=dou"], r"objective\.name=dou must be 'ar', 'mdlm', 'duo', 'esolm', 'replaid' or 'mdm_prime'"),
         (["+model=mdlm_tiny", "name=2024"], r"name=2024 must be a valid string; quote it"),
         (["+model=mdlm_tiny", "check=maybe"], r"check=maybe must be true or false"),
-        (["+model=mdlm_tiny", "optimizer=3"], r"group override must be a string"),
+        (["+model=mdlm_tiny", "optimizer=3"], r"optimizer=3 must name one choice of optimizer; known: adamw, adamw_matrices"),
+        (["+model=mdlm_tiny", "optimizer=null"], r"optimizer=null must name one choice"),
+        (["+model=mdlm_tiny", "schedule=[cosine]"], r"schedule=\[cosine\] must name one choice of schedule; did you mean cosine"),
+        (["+model=mdlm_tiny", "data="], r"data= must name one choice of data"),
+        (["+model=null"], r"model=null must name one choice of model"),
+        (["+model=[ar_tiny,mdlm_tiny]"], r"must name one choice of model"),
+        (["+model=mdlm_tiny", "+model=ar_tiny"], r"write \+model=PRESET once"),
+        (["++model=mdlm_tiny"], r"write model=mdlm_tiny, or \+model=mdlm_tiny where no preset"),
+        (["+model=mdlm_tiny", "hydra=null"], r"hydra=null must name one choice"),
+        (["+model=mdlm_tiny", "schedule@x=cosine"], r"write schedule=cosine without the @"),
+        (["+model=mdlm_tiny", "seed=1,2"], r"seed=1,2 lists several values: give one"),
+        (["+model=mdlm_tiny", "seed=range(1,3)"], r"lists several values"),
+        (["+model=mdlm_tiny", "name=a,b"], r"quote a text: name=\"'a,b'\""),
+        (["+model=mdlm_tiny", "="], r"cannot read '=' on the command line: write key=value"),
+        (["+model=mdlm_tiny", "=5"], r"cannot read '=5'"),
+        (["+model=mdlm_tiny", "~"], r"cannot read '~'"),
+        (["+model=mdlm_tiny", "batch={}"], r"batch=\{\} sets nothing: set its keys one by one"),
+        (["+model=mdlm_tiny", "data.train.plays={}"], r"data\.train\.plays=\{\} sets nothing: .* write ~data\.train\.plays"),
+        (["+model=mdlm_tiny", "data={validation: {}}"], r"write data\.train=\{…\} or data\.validation=\{…\}"),
+        (["+model=mdlm_tiny", "data.validation=[]"], r"data\.validation=\[\] must map names to sources.* or be \{\} for none"),
+        (["+model=mdlm_tiny", "~data.validation.web"], r"~data\.validation\.web removes what is not there; --cfg job shows the sources"),
+        (["+model=mdlm_tiny", "~sed"], r"~sed removes what is not there; did you mean seed"),
+        (["+model=mdlm_tiny", "batch=null"], r"batch=null must be a group of keys, such as batch\.global_sequences="),
+        (["+model=mdlm_tiny", "plan=null"], r"plan=null must be a group of keys, such as plan\.ranks="),
+        (["+model=mdlm_tiny", "name=null"], r"name=null must be a valid string; set name=…"),
+        (["+model=mdlm_tiny", "root=null"], r"root=null must be a valid string; leave it out for root=runs"),
+        (["+model=mdlm_tiny", "optimizer.clip=null"], r"optimizer\.clip=null must be a valid number; leave it out for optimizer\.clip=1$"),
+        (["+model=mdlm_tiny", "check=null"], r"check=null must be true or false"),
+        (["+model=mdlm_tiny", "name=true"], r"name=true must be a valid string; quote it: name=\"'true'\""),
+        (["+model=mdlm_tiny", "name=${oc.env:NO_SUCH}"], r"does not resolve: Environment variable 'NO_SUCH' not found \(in name\)"),
+        (["+model=mdlm_tiny", "--cfg", "foo"], r"--cfg.*invalid choice: 'foo'.*--help shows what there is"),
+        (["+model=mdlm_tiny", "--cfg"], r"--cfg.*expected one argument"),
+        (["+model=mdlm_tiny", "--nonsense"], r"unrecognized arguments: --nonsense"),
+        (["+model=mdlm_tiny", "--config-name", "foo"], r"no configuration called foo"),
         (["+model=mdlm_tiny", "a=b=c["], r"cannot read 'a=b=c\[' on the command line"),
         (["+model=mdlm_tiny", "+recipe=tiny"], r"recipe"),
         (["+model=mdlm_tiny", "name=${nam}"], r"does not resolve: .*nam"),
         ([], r"no value for name, .*backbone\.hidden.*choose a preset with \+model=NAME"),
         (["--multirun", "+model=mdlm_tiny"], r"--multirun cannot start"),
+        (["--multi", "+model=mdlm_tiny"], r"--multirun cannot start"),
         (["--config-dir", "/nowhere", "+model=mdlm_tiny"], r"/nowhere"),
     ],
 )
@@ -218,6 +253,50 @@ def test_mistakes_are_one_sentence(overrides: list[str], sentence: str) -> None:
     message = str(caught.value)
     assert re.search(sentence, message), message
     assert "\n" not in message
+
+
+NONE: dict[str, SourceConfig] = {}
+MINE = {"mine": SourceConfig(path="x")}
+PLAYS = {"plays": SourceConfig(path="cache/plays/validation")}
+
+
+@pytest.mark.parametrize(
+    ("words", "sources"),
+    [
+        (["data.validation={}"], NONE),
+        (["data.validation={ }"], NONE),
+        (["data.validation=null"], NONE),
+        (["~data.validation.plays"], NONE),
+        (["data.validation={mine: {path: x}}"], MINE),
+        (["data.validation={}", "+data.validation.mine.path=x"], MINE),
+        (["data.validation=null", "+data.validation={mine: {path: x}}"], MINE),
+        (["+data.validation.mine.path=x"], PLAYS | MINE),
+        (["+data.validation={mine: {path: x}}"], PLAYS | MINE),
+        (["+data.validation.mine.path=x", "data.validation={}"], NONE),
+    ],
+)
+def test_a_mapping_of_sources_is_what_the_command_line_says(words: list[str], sources: dict[str, SourceConfig]) -> None:
+    assert compose("+model=mdlm_tiny", *words).run.data.validation == sources
+
+
+def test_no_source_to_train_on_is_refused_by_the_rules() -> None:
+    run = compose("+model=mdlm_tiny", "data.train={}").run
+    with pytest.raises(UserError, match=r"data\.train names no source"):
+        resolve(run, world_size=1, model_size=257)
+
+
+def test_hydras_own_flags_read_the_same_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = sys.argv
+    sys.argv = ["launchers/pretrain.py", "+model=mdlm_tiny", "data.validation={}", "--cfg", "job", "--package", "data"]
+    try:
+        assert command_from_arguments() is None
+    finally:
+        sys.argv = arguments
+    out = capsys.readouterr().out
+    assert "validation: {}" in out and "cache/plays/train" in out
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# @package _global_\ndefaults:\n  - mdlm_tiny\ndata: {validation: null}\n")
+    assert compose("--config-dir", str(tmp_path), "+model=mine").run.data.validation == {}
 
 
 def test_own_presets_from_another_folder(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pretrain.data.config import SourceConfig
 from pretrain.engine.config import OptimizerConfig, PrecisionConfig
 from pretrain.errors import UserError
 from pretrain.parallel.config import ParallelConfig
-from pretrain.run_config import BatchConfig, DurationConfig
+from pretrain.run_config import BatchConfig, CheckpointConfig, DurationConfig, ValidationConfig
 from pretrain.telemetry.log import read_log
 from tests.distributed import run_distributed, run_until_killed
 from tests.small_run import noised_samples, small_config, train
@@ -78,8 +78,37 @@ def test_resume_in_another_precision_and_with_other_decay_groups(tmp_path, first
 
     whole = run_distributed(train, 1, replace(of(*second), name="whole"))[0]
     run_distributed(train, 1, replace(of(*first), duration=DurationConfig(steps=6, stop_after=3)))
-    resumed = run_distributed(train, 1, of(*second))[0]
+    sentence = run_distributed(fails, 1, of(*second))[0]
+    types = {"fp32": "float32", "bf16": "bfloat16"}
+    assert f"precision.compute: {types[first[0]]} -> {types[second[0]]}" in sentence
+    assert f"optimizer.decay: {first[1]} -> {second[1]}" in sentence
+    resumed = run_distributed(train, 1, replace(of(*second), resume="changed"))[0]
     assert resumed["losses"] == pytest.approx(whole["losses"][3:], rel=2e-2)
+
+
+def constants(config) -> tuple[list[dict], float]:
+    """What the optimizer of a run works with at its end."""
+    from pretrain.parallel import groups as parallel_groups
+    from pretrain.trainer import Trainer
+
+    trainer = Trainer(config, parallel_groups.initialize(config.parallel, seed=config.seed))
+    trainer.fit()
+    groups = [{key: group[key] for key in ("betas", "eps", "weight_decay")} for group in trainer.engine.base_optimizer.param_groups]
+    clip = trainer.engine.optimizer.clip_grad
+    trainer.close()
+    return groups, clip
+
+
+def test_changed_constants_are_named_refused_and_then_really_used(tmp_path):
+    """DeepSpeed restores the checkpoint's constants with the moments; what the user asked for must win."""
+    config = small_config(tmp_path)
+    run_distributed(train, 1, replace(config, duration=DurationConfig(steps=6, stop_after=3)))
+    other = replace(config, optimizer=OptimizerConfig(beta1=0.8, eps=1e-6, weight_decay=0.3, clip=0.25))
+    sentence = run_distributed(fails, 1, other)[0]
+    for words in ("optimizer.beta1: 0.9 -> 0.8", "optimizer.eps: 1e-08 -> 1e-06", "optimizer.weight_decay: 0.1 -> 0.3", "optimizer.clip: 1 -> 0.25"):
+        assert words in sentence
+    groups, clip = run_distributed(constants, 1, replace(other, resume="changed"))[0]
+    assert groups == [{"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.3}] and clip == 0.25
 
 
 @pytest.mark.parametrize(
@@ -109,13 +138,41 @@ def test_another_run_is_not_continued_in_silence(tmp_path):
     run_distributed(train, 1, replace(config, duration=DurationConfig(steps=6, stop_after=3)))
     longer, reseeded = replace(config, duration=DurationConfig(steps=60)), replace(config, seed=2)
     wider = replace(config, backbone=replace(config.backbone, hidden=64))
-    assert "learning rate" in run_distributed(fails, 1, longer)[0]
-    assert "next batch" in run_distributed(fails, 1, reseeded)[0]
+    assert "duration.steps: 6 -> 60 now gives learning rate" in run_distributed(fails, 1, longer)[0]
+    assert "seed: 1 -> 2" in run_distributed(fails, 1, reseeded)[0]
     doubled = replace(config, batch=replace(config.batch, global_sequences=16), resume="changed")
-    assert "8 sequences of 16 tokens per step" in run_distributed(fails, 1, doubled)[0]
-    assert "backbone.hidden=32" in run_distributed(fails, 1, replace(wider, resume="changed"))[0]
-    assert "objective=mdlm" in run_distributed(fails, 1, small_config(tmp_path, "ar"))[0]
+    assert "batch.global_sequences: 8 -> 16" in run_distributed(fails, 1, doubled)[0]
+    assert "backbone.hidden: 32 -> 64" in run_distributed(fails, 1, replace(wider, resume="changed"))[0]
+    assert "objective.name: mdlm -> ar" in run_distributed(fails, 1, small_config(tmp_path, "ar"))[0]
+    assert not (config.directory.parent / ".small.lock").exists(), "a refused start gives its lock back"
     assert len(run_distributed(train, 1, replace(reseeded, resume="changed"))[0]["losses"]) == 3
+
+
+def beside_another(config) -> tuple[str, list[str]]:
+    """A second start while a run trains: what it says, and what lies beside the run after it."""
+    from pretrain.parallel import groups as parallel_groups
+    from pretrain.trainer import Trainer
+
+    groups = parallel_groups.initialize(config.parallel, seed=config.seed)
+    trainer = Trainer(config, groups)
+    before = (config.directory / "log.jsonl").read_bytes()
+    with pytest.raises(UserError) as caught:
+        Trainer(replace(config, resume="fresh", telemetry=replace(config.telemetry, log_every=2)), groups)
+    assert (config.directory / "log.jsonl").read_bytes() == before
+    found = sorted(path.name for path in config.directory.parent.glob("*"))
+    trainer.fit()
+    trainer.close()
+    return str(caught.value), found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_second_start_in_a_run_directory_is_refused_on_every_rank(tmp_path, ranks):
+    config = small_config(tmp_path)
+    for sentence, found in run_distributed(beside_another, ranks, config, timeout=60):
+        assert "small is in use by process" in sentence and "choose another name=" in sentence
+        assert found == [".small.lock", "small"], "nothing was moved aside or made"
+    assert (config.directory / "checkpoints" / "step_00000006").exists()
+    assert not (config.directory.parent / ".small.lock").exists()
 
 
 def test_diverged_run_stops_and_keeps_its_checkpoints(tmp_path):
@@ -126,6 +183,69 @@ def test_diverged_run_stops_and_keeps_its_checkpoints(tmp_path):
     left = [path.name for path in (config.directory / "checkpoints").iterdir()]
     assert len(left) == 1
     assert TrainState.read(config.directory / "checkpoints" / left[0]).step < int(sentence.split()[1])
+
+
+def poisoned(config, where: str) -> tuple[str, list[str]]:
+    """Train with the fourth step's update, or its reported norm, gone wrong on the last rank only."""
+    import torch.distributed as dist
+
+    from pretrain.engine.zero import Engine
+
+    stepped = Engine.train_step
+
+    def poisoning(engine, shard, lr):
+        result = stepped(engine, shard, lr)
+        if shard.step == 3 and where == "norm":
+            return replace(result, gradient_norm=-1.0)
+        if shard.step == 3 and dist.get_rank() == dist.get_world_size() - 1:
+            flat = engine.flat_partitions()[0]
+            target = flat if where == "weights" else engine.base_optimizer.state[flat]["exp_avg_sq"]
+            target.data[7] = math.nan if where == "weights" else math.inf
+        return result
+
+    Engine.train_step = poisoning
+    return fails(config), sorted(path.name for path in (config.directory / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("where", "ranks", "words"),
+    [
+        ("weights", 1, "step 4 was not saved, since the weights after it are not finite"),
+        ("weights", 2, "step 4 was not saved, since the weights after it are not finite"),
+        ("moments", 2, "step 4 was not saved, since the optimizer's moments after it are not finite"),
+        ("norm", 1, "step 4 gave loss"),
+    ],
+)
+def test_poisoned_weights_are_never_saved(tmp_path, where, ranks, words):
+    """Also where one rank alone holds them: all must leave, and the good checkpoints must stay."""
+    config = small_config(tmp_path, checkpoint=CheckpointConfig(every=1, keep=2), validation=ValidationConfig(every=0))
+    for sentence, left in run_distributed(poisoned, ranks, config, where, timeout=60):
+        assert words in sentence and "\n" not in sentence
+        # The step itself was unsound: nothing was deleted for the checkpoint before it.
+        assert left == [f"step_0000000{step}" for step in ((1, 2, 3) if where == "norm" else (2, 3))]
+    assert len(run_distributed(train, ranks, config)[0]["losses"]) == 3, "it goes on from the last good one"
+
+
+def pruning(config) -> list[tuple[int, list[str]]]:
+    """Which checkpoints there are as each step begins."""
+    from pretrain.engine.zero import Engine
+
+    stepped, seen = Engine.train_step, []
+
+    def watching(engine, shard, lr):
+        seen.append((shard.step + 1, sorted(path.name[-1] for path in config.directory.glob("checkpoints/step_*"))))
+        return stepped(engine, shard, lr)
+
+    Engine.train_step = watching
+    train(config)
+    return seen
+
+
+def test_what_a_run_can_fall_back_on_is_deleted_after_a_sound_step_only(tmp_path):
+    config = small_config(tmp_path, checkpoint=CheckpointConfig(every=2, keep=1))
+    seen = dict(run_distributed(pruning, 1, config)[0])
+    assert seen == {1: [], 2: [], 3: ["2"], 4: ["2"], 5: ["2", "4"], 6: ["4"]}
+    assert [path.name for path in (config.directory / "checkpoints").iterdir()] == ["step_00000006"]
 
 
 def test_bad_data_is_one_sentence(tmp_path):
@@ -156,7 +276,7 @@ def test_unreadable_checkpoint_names_the_file(tmp_path):
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
     sentence = run_distributed(fails, 1, config)[0]
-    assert "none of the checkpoints" in sentence
+    assert "no checkpoint can be used" in sentence and damaged.name in sentence
 
 
 def full_disk(config) -> tuple[str, list[str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pretrain.checkpoint.files import free_space, inspect
+from pretrain.checkpoint.files import complaint, inspect, remedy
 from pretrain.checkpoint.peers import disk_trouble
 from pretrain.checkpoint.zero_reader import MASTER, ZeroCheckpoint
 from pretrain.errors import UserError
@@ -18,7 +18,7 @@ def open_checkpoint(folder: Path) -> ZeroCheckpoint:
     """Open a checkpoint folder after verifying every checksum in it. Raises UserError naming the damaged file."""
     damages = inspect(folder)
     if damages:
-        raise UserError(f"checkpoint {folder} is damaged: {damages[0]}; use another of this run's checkpoints")
+        raise UserError(f"{complaint(folder, damages)}; use another of this run's checkpoints")
     return ZeroCheckpoint(folder)
 
 
@@ -54,7 +54,8 @@ def write_consolidated(folder: Path, out: Path, key: str = MASTER) -> None:
         os.rename(partial, out)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise UserError(f"{out} could not be written: {disk_trouble(error)} ({free_space(out.parent)}); choose another place or make space") from None
+        trouble = str(disk_trouble(error))
+        raise UserError(f"{out} could not be written: {trouble}; {remedy(trouble, out.parent)}, or choose another place") from None
 
 
 def _header(source: ZeroCheckpoint, key: str) -> bytes:

@@ -1,5 +1,6 @@
 """Files that survive a crash and prove themselves: durable writes, checksums, manifest, and the inspection of a checkpoint folder."""
 
+import errno
 import json
 import os
 import shutil
@@ -10,7 +11,8 @@ from typing import Any
 
 import xxhash
 
-from pretrain.checkpoint.layout import COMPLETE, FORMAT_VERSION, MANIFEST
+from pretrain.checkpoint.layout import COMPLETE, FORMAT_VERSION, MANIFEST, TRAIN_STATE, ZERO
+from pretrain.checkpoint.peers import WRITER_WORDS
 
 _CHUNK = 16 << 20
 
@@ -144,6 +146,22 @@ def inspect(folder: Path, *, contents: bool = True) -> list[Damage]:
     return damages or (check_content(folder, records) if contents else [])
 
 
+def complaint(folder: Path, damages: list[Damage]) -> str:
+    """What is wrong with a folder that should be a checkpoint, as the beginning of a sentence."""
+    if not any((folder / name).exists() for name in (COMPLETE, MANIFEST, TRAIN_STATE, ZERO)):
+        return f"{folder} is not a checkpoint (it has neither {COMPLETE} nor {TRAIN_STATE})"
+    shown = ", ".join(map(str, damages[:3])) + (f", and {len(damages) - 3} more files" if len(damages) > 3 else "")
+    return f"checkpoint {folder} is damaged: {shown}"
+
+
+def remedy(trouble: str, place: Path) -> str:
+    """What a person can do where the disk refused with the words `trouble`, as part of a sentence."""
+    no_space = [os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT)]
+    if any(words in trouble for words in (*no_space, *WRITER_WORDS)):
+        return f"make space there ({free_space(place)})"
+    return "check the path and its permissions"
+
+
 def free_space(path: Path) -> str:
     """Free and total space of the file system that holds `path`, for a message."""
     while not path.exists():
@@ -152,4 +170,12 @@ def free_space(path: Path) -> str:
         usage = shutil.disk_usage(path)
     except OSError:
         return "free space unknown"
-    return f"{usage.free / 1e9:.2f} of {usage.total / 1e9:.2f} GB free"
+    return f"{_size(usage.free)} of {_size(usage.total)} free" if usage.total else "free space unknown"
+
+
+def _size(count: int) -> str:
+    """Bytes for people."""
+    for unit, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= length:
+            return f"{count / length:.1f} {unit}"
+    return f"{count} bytes"

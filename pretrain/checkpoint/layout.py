@@ -1,7 +1,7 @@
 """What a checkpoint is on disk: names of folders and files, and the run's state in JSON.
 
     runs/NAME/
-      config.yaml, versions.json            the run as it was last started (frozen.py)
+      config.yaml, versions.json            the run as it was last started (resume.py)
       checkpoints/
         step_00012000/                      real only if COMPLETE is there and matches
           zero/                             DeepSpeed's files, one per rank
@@ -27,6 +27,7 @@ from typing import Any
 from pretrain.backbones.config import BackboneConfig
 from pretrain.backbones.parameters import parameter_table
 from pretrain.errors import UserError
+from pretrain.parallel.config import ParallelConfig
 from pretrain.parallel.sharding import ParameterSpec
 
 FORMAT_VERSION = 1
@@ -64,6 +65,13 @@ class Layout:
     virtual_pipeline: int
     data: int
     zero_stage: int
+
+    @staticmethod
+    def of(parallel: ParallelConfig, data: int) -> "Layout":
+        """The layout of a run over `data` data-parallel ranks."""
+        return Layout(
+            tensor=parallel.tensor, pipeline=parallel.pipeline, virtual_pipeline=parallel.virtual_pipeline, data=data, zero_stage=parallel.zero_stage
+        )
 
     def __str__(self) -> str:
         chunks = f"x{self.virtual_pipeline}" if self.virtual_pipeline > 1 else ""

@@ -1,8 +1,9 @@
 """Saving, finding, verifying and pruning the checkpoints of one run.
 
 A save goes: the writer makes step_N.partial -> every rank writes its files there -> every file is synced and hashed, spread over the ranks ->
-manifest.json -> COMPLETE -> rename to step_N -> older ones beyond `keep` are renamed, then deleted. Whatever a crash interrupts, a folder
-called step_N is either complete or detectably damaged, and the newest complete one is found by looking, never through a pointer file.
+manifest.json -> COMPLETE -> rename to step_N. Later, when the run has proved healthy, older ones beyond `keep` are renamed, then deleted. Whatever
+a crash interrupts, a folder called step_N is either complete or detectably damaged, and the newest complete one is found by looking, never
+through a pointer file.
 
 All ranks must see one file system under the run directory (a local disk on one node, a shared one on several). Only rank 0 lists, creates,
 renames and deletes; what it sees is what all ranks act on.
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from pretrain.checkpoint import files, layout
-from pretrain.checkpoint.files import Damage, FileRecord, inspect, sync_folder, write_durably
+from pretrain.checkpoint.files import Damage, FileRecord, complaint, inspect, remedy, sync_folder, write_durably
 from pretrain.checkpoint.layout import CHECKPOINTS, CONFIG, DAMAGED, PARTIAL, TrainState, step_name, step_of
+from pretrain.checkpoint.lock import restarted
 from pretrain.checkpoint.peers import DiskError, Peers
 from pretrain.errors import UserError
 
@@ -64,7 +66,7 @@ class CheckpointManager:
 
         Raises UserError if the directory holds work but no checkpoint, or only damaged ones.
         """
-        if resume == "fresh" and not _restarted():
+        if resume == "fresh" and not restarted():
             moved = self._attempt(self._move_aside, "move the old run aside")
             if moved:
                 self._say(f"{self.run_dir} was moved to {moved}")
@@ -85,33 +87,33 @@ class CheckpointManager:
 
         Damaged ones that are newer are named and set aside under another name; left-overs of interrupted saves and deletions are removed.
 
-        Raises UserError if there are checkpoints and all are damaged.
+        Raises UserError, naming each, if there are checkpoints and all are damaged.
         """
         names: list[str] = self._attempt(self._tidy, "look for checkpoints")
-        damaged: list[str] = []
+        damaged: dict[str, str] = {}
         for name in reversed(names):
             damages = self._verify(self.folder / name)
             if damages:
-                self._say(f"checkpoint {name} is damaged: {damages[0]}{f' (and {len(damages) - 1} more)' if len(damages) > 1 else ''}")
-                damaged.append(name)
+                damaged[name] = complaint(self.folder / name, damages)
                 continue
+            for each, what in damaged.items():
+                aside = self._attempt(lambda each=each: _set_aside(self.folder / each), "set a damaged checkpoint aside")  # type: ignore[misc]
+                self._say(f"{what}; it was renamed to {aside.name}")
             if damaged:
-                self._attempt(lambda: _set_aside([self.folder / each for each in damaged]), "set damaged checkpoints aside")
-                self._say(f"using the newest complete checkpoint, {name}, instead; the damaged ones were renamed to {damaged[0]}{DAMAGED}-…")
+                self._say(f"using the newest complete checkpoint, {name}, instead")
             return Checkpoint(self.folder / name, TrainState.read(self.folder / name))
         if damaged:
-            raise UserError(
-                f"none of the checkpoints in {self.folder} can be used ({len(damaged)} damaged); restore one, or start over with resume=fresh"
-            )
+            raise UserError(f"no checkpoint can be used: {'; '.join(damaged.values())}; restore one, or start over with resume=fresh")
         return None
 
     # ---- saving -------------------------------------------------------------------------------------------------------------------
 
-    def save(self, step: int, write: Callable[[Path], None], state: TrainState) -> Path:
+    def save(self, step: int, write: Callable[[Path], None], state: TrainState, config: str) -> Path:
         """Save all ranks' state as the checkpoint of `step`; its folder. Returns at once if a complete one of that step is there.
 
-        write  writes this rank's files below the given folder. After a failed write it must enter no collective before it raises
-               (engine.zero_files sees to that for DeepSpeed).
+        write   writes this rank's files below the given folder. After a failed write it must enter no collective before it raises
+                (engine.zero_files sees to that for DeepSpeed).
+        config  text of the run's configuration, for config.yaml.
 
         Raises UserError on every rank if the disk refused on any (full, read-only, broken); earlier checkpoints are intact then.
         """
@@ -121,18 +123,16 @@ class CheckpointManager:
             if self._peers.writer(lambda: self._prepare(target, partial)):
                 return target
             self._peers.everyone(lambda: write(partial))
-            names = self._peers.writer(lambda: self._write_state(partial, state))
+            names = self._peers.writer(lambda: _write_state(partial, state, config))
             records = self._peers.everyone(lambda: self._measure(partial, names))
             self._peers.writer(lambda: _seal(partial, target, step, [record for share in records for record in share]))
         except DiskError as error:
             if self._peers.is_writer:
                 shutil.rmtree(partial, ignore_errors=True)
             raise UserError(
-                f"checkpoint {target.name} could not be saved: {error} ({files.free_space(self.folder)} in {self.folder}); earlier checkpoints "
-                "are intact: make space or move the run directory to another disk (root=), then start again"
+                f"checkpoint {target.name} could not be saved: {error}; earlier checkpoints are intact: {remedy(str(error), self.folder)}, or move "
+                "the run directory to another disk (root=), then start again"
             ) from None
-        if self._peers.is_writer:
-            self._prune()
         return target
 
     def _prepare(self, target: Path, partial: Path) -> bool:
@@ -140,17 +140,10 @@ class CheckpointManager:
         if target.exists():
             if not inspect(target, contents=False):
                 return True
-            _set_aside([target])
+            _set_aside(target)
         _remove(partial)
         partial.mkdir(parents=True)
         return False
-
-    def _write_state(self, partial: Path, state: TrainState) -> list[str]:
-        """Add what only the writer knows; the files that it sees then."""
-        write_durably(partial / layout.TRAIN_STATE, state.to_json())
-        if (self.run_dir / CONFIG).exists():
-            write_durably(partial / CONFIG, (self.run_dir / CONFIG).read_text())
-        return files.content(partial)
 
     def _measure(self, partial: Path, names: list[str]) -> list[FileRecord]:
         """Sync and hash this rank's share of the files, and its own that a slow shared file system does not show the writer yet."""
@@ -159,9 +152,12 @@ class CheckpointManager:
             files.sync_file(partial / name)
         return [FileRecord.of(partial, name) for name in share]
 
-    def _prune(self) -> None:
-        """Delete complete checkpoints beyond `keep`. A failure is reported and stops nothing: the new checkpoint is safe."""
-        if self.keep == 0:
+    def prune(self) -> None:
+        """Delete complete checkpoints beyond `keep`. A failure is reported and stops nothing: the newer checkpoints are safe.
+
+        Call it once the newest has proved good: it deletes what a run could fall back on.
+        """
+        if self.keep == 0 or not self._peers.is_writer:
             return
         try:
             complete = [name for name in _steps(self.folder) if not inspect(self.folder / name, contents=False)]
@@ -180,7 +176,7 @@ class CheckpointManager:
         try:
             return self._peers.writer(action)
         except DiskError as error:
-            raise UserError(f"could not {what} in {self.run_dir}: {error}; check the path and its permissions") from None
+            raise UserError(f"could not {what} in {self.run_dir}: {error}; {remedy(str(error), self.run_dir)}") from None
 
     def _tidy(self) -> list[str]:
         """Remove left-overs; names of what claims to be a checkpoint, oldest first."""
@@ -217,17 +213,24 @@ def find_checkpoint(path: Path) -> Checkpoint:
 
     Raises UserError if there is none, or the one named is damaged.
     """
+    path = path.parent if path.name == CHECKPOINTS else path
     if step_of(path.name) is None and (path / CHECKPOINTS).is_dir():
+        complaints = []
         for name in reversed(_steps(path / CHECKPOINTS)):
             folder = path / CHECKPOINTS / name
-            if not inspect(folder):
+            damages = inspect(folder)
+            if not damages:
                 return Checkpoint(folder, TrainState.read(folder))
-        raise UserError(f"{path} holds no complete checkpoint; train it until its first save, or name another run")
+            complaints.append(complaint(folder, damages))
+        found = f" ({'; '.join(complaints)})" if complaints else ""
+        raise UserError(f"{path} holds no complete checkpoint{found}; train it until its next save, or name another run")
+    advice = "name a run directory, or a folder such as runs/NAME/checkpoints/step_00001000"
     if not path.is_dir():
-        raise UserError(f"there is no checkpoint at {path}; name a run directory, or a folder such as runs/NAME/checkpoints/step_00001000")
+        raise UserError(f"there is no checkpoint at {path}; {advice}")
     damages = inspect(path)
     if damages:
-        raise UserError(f"checkpoint {path} is damaged: {damages[0]}; use another of this run's checkpoints")
+        advice = f"use another of this run's checkpoints, or {advice}" if step_of(path.name) is not None else advice
+        raise UserError(f"{complaint(path, damages)}; {advice}")
     return Checkpoint(path, TrainState.read(path))
 
 
@@ -258,10 +261,19 @@ def _work(run_dir: Path) -> list[str]:
     return sorted(entry.name for entry in run_dir.iterdir() if not any(re.fullmatch(pattern, entry.name) for pattern in STARTERS))
 
 
-def _set_aside(folders: list[Path]) -> None:
-    for folder in folders:
-        os.rename(folder, _free_name(folder, DAMAGED))
-        sync_folder(folder.parent)
+def _write_state(partial: Path, state: TrainState, config: str) -> list[str]:
+    """Add what only the writer knows; the files that it sees then."""
+    write_durably(partial / layout.TRAIN_STATE, state.to_json())
+    write_durably(partial / CONFIG, config)
+    return files.content(partial)
+
+
+def _set_aside(folder: Path) -> Path:
+    """Rename a damaged checkpoint; its new name."""
+    aside = _free_name(folder, DAMAGED)
+    os.rename(folder, aside)
+    sync_folder(folder.parent)
+    return aside
 
 
 def _free_name(path: Path, suffix: str) -> Path:
@@ -275,8 +287,3 @@ def _free_name(path: Path, suffix: str) -> Path:
 def _remove(path: Path) -> None:
     if path.exists():
         shutil.rmtree(path)
-
-
-def _restarted() -> bool:
-    """Whether a scheduler started this command again."""
-    return any(os.environ.get(name, "0") not in ("", "0") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))

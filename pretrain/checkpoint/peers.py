@@ -9,7 +9,7 @@ from pretrain.errors import UserError
 
 T = TypeVar("T")
 
-_DISK_WORDS = ("PytorchStreamWriter", "inline_container", "I/O error", "os error", "unexpected pos")
+WRITER_WORDS = ("PytorchStreamWriter", "inline_container", "I/O error", "os error", "unexpected pos")
 """How torch.save's and safetensors' own writers word a failed write; neither raises OSError."""
 
 
@@ -91,7 +91,7 @@ def disk_trouble(error: Exception) -> str | None:
         if isinstance(cause, OSError) and cause.errno is not None:
             where = f": {cause.filename}" if cause.filename else ""
             return f"{cause.strerror or errno.errorcode.get(cause.errno, 'I/O error')}{where}"
-    if any(word in str(error) for word in _DISK_WORDS):
+    if any(word in str(error) for word in WRITER_WORDS):
         return str(error).splitlines()[0]
     return None
 

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pretrain.checkpoint.files import free_space, replace_durably
+from pretrain.checkpoint.files import remedy, replace_durably
 from pretrain.checkpoint.layout import FORMAT_VERSION, PARTIAL
 from pretrain.checkpoint.peers import DiskError, Peers
 from pretrain.checkpoint.zero_reader import MASTER, ZeroCheckpoint
@@ -88,7 +88,7 @@ def write_logical(checkpoint: Path, folder: Path, peers: Peers | None = None) ->
         peers.writer(lambda: write_index(folder, sources[0].table, sources[0].keys, sources[0].step))
     except DiskError as error:
         raise UserError(
-            f"{checkpoint} could not be converted to another layout: {error} ({free_space(folder)} in {folder}); make space, then start again"
+            f"{checkpoint} could not be converted to another layout: {error}; {remedy(str(error), folder)}, then start again"
         ) from None
 
 

@@ -1,78 +1,87 @@
 """What a run says when it starts or continues, and the frozen record of what it was started with."""
 
-import dataclasses
 import json
 import subprocess
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-import torch
-import xxhash
-from torch import Tensor
-
-from pretrain.backbones.config import BackboneConfig
-from pretrain.checkpoint.files import replace_durably
+from pretrain.build import compute_dtype
+from pretrain.checkpoint.changes import Change, Freedom, pattern
+from pretrain.checkpoint.files import remedy, replace_durably
 from pretrain.checkpoint.layout import CONFIG, VERSIONS, Layout, TrainState
 from pretrain.checkpoint.peers import disk_trouble
 from pretrain.errors import UserError
+from pretrain.parallel.vocabulary import Vocabulary
+from pretrain.run_config import RunConfig
 
 PACKAGES = ("torch", "megatron-core", "deepspeed", "transformer-engine", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "numpy", "safetensors")
-OBJECTIVE = "objective"
-"""Name of the objective in TrainState.extras."""
-ENGINE = "engine"
-"""In TrainState.extras: type and parameter groups of the engine that wrote the ZeRO files."""
+MEANT = "meant"
+"""In TrainState.extras: key -> what its value stood for on the machine that wrote the checkpoint (see changes.changes)."""
 RATES_AHEAD = "rates_ahead"
-"""In TrainState.extras: step -> learning rate at a few steps to come, by which a changed schedule is noticed."""
-_FREE = ("recompute", "vocab_multiple")
-"""What may change in a backbone without changing the network (its padded rows are compared by themselves)."""
+"""In TrainState.extras: step -> learning rate at a few steps to come, by which a schedule is noticed that another duration stretched."""
 _ROOT = Path(__file__).resolve().parents[2]
-
-
-def fingerprint(tensors: Iterable[Tensor]) -> str:
-    """16 hexadecimal digits that identify the values, shapes and types of CPU or device tensors in order."""
-    digest = xxhash.xxh3_64()
-    for tensor in tensors:
-        digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeCard:
     """What is continued. Values named `then` are the checkpoint's, `now` what this start computed.
 
-    lr_now            learning rate that the schedule gives for the last step done; None: not compared.
-    next_batch_now    fingerprint of the batch about to be read.
-    optimizer_found   whether AdamW's moments were restored.
+    changes           settings that are not the checkpoint's.
+    lr_now            learning rate that the schedule gives for the last step done.
     rates_now         the rates that the schedule now gives for the steps of the state's RATES_AHEAD.
+    next_batch_now    fingerprint of the batch about to be read.
+    rows_now          rows of the vocabulary.
+    optimizer_found   whether AdamW's moments were restored (known after loading).
     """
 
     checkpoint: Path
     then: TrainState
+    changes: list[Change]
     layout_now: Layout
-    lr_now: float | None
+    lr_now: float
+    rates_now: dict[str, float]
     next_batch_now: str
-    optimizer_found: bool
-    rates_now: dict[str, float] = field(default_factory=dict)
+    rows_now: int
+    optimizer_found: bool = True
 
     @property
     def differences(self) -> list[str]:
-        """What does not continue as it was: the schedule or the data changed under the run."""
-        found = []
-        if self.lr_now is not None and abs(self.lr_now - self.then.lr) > 1e-6 * abs(self.then.lr):
-            found.append(f"the schedule now gives learning rate {self.lr_now:.6g} for the last step, which was done with {self.then.lr:.6g}")
-        for step, then in self.then.extras.get(RATES_AHEAD, {}).items():
-            now = self.rates_now.get(step, then)
-            if abs(now - then) > 1e-6 * abs(then):
-                found.append(f"the schedule now gives learning rate {now:.6g} for step {int(step) + 1:,}, where it was to be {then:.6g}")
-                break
-        if self.next_batch_now != self.then.next_batch:
-            found.append("the next batch is not the one that would have followed: data, mixture, noise or batch size changed")
+        """What makes the steps to come other than they were to be: settings, the learning rate, the text."""
+        course = [change for change in self.changes if change.freedom is Freedom.COURSE]
+        found = [str(change) for change in course]
+        if not any(change.key.startswith("schedule.") for change in course):
+            found += self._rates()
+        if self.next_batch_now != self.then.next_batch and not any(change.key.startswith(("seed", "data.")) for change in course):
+            moved = [str(change) for change in self.changes if change.key.startswith("data.train.")]
+            found.append(f"{', '.join(moved) or 'data.train'} now gives another text: the next batch is not the one that was to follow")
         if not self.optimizer_found:
             found.append("the optimizer's moments were not found and start from zero")
         return found
+
+    @property
+    def same_files(self) -> bool:
+        """Whether this run's engine can read DeepSpeed's own files: of the same layout, type and groups of parameters, and with the optimizer's
+        constants, which DeepSpeed would restore with the moments."""
+        changed = any(change.key.startswith("optimizer.") or change.key == "precision.compute" for change in self.changes)
+        return self.then.layout == self.layout_now and not changed
+
+    def require_legal(self, resume: str) -> None:
+        """Raises UserError naming what changed, if this is another run, or (without resume=changed) another course of it."""
+        fixed = [str(change) for change in self.changes if change.freedom is Freedom.FIXED]
+        if self.rows_now != self.then.rows:
+            fixed.append(f"rows of the vocabulary: {self.then.rows} -> {self.rows_now}")
+        if fixed:
+            raise UserError(
+                f"{self.checkpoint} belongs to another run ({'; '.join(fixed)}), and a run keeps its network, objective and batch: "
+                "set them back, or choose another name="
+            )
+        if self.differences and resume != "changed":
+            raise UserError(
+                f"{self.checkpoint} does not go on as it was ({'; '.join(self.differences)}): set that back, as {self.checkpoint / CONFIG} "
+                "has it, continue all the same with resume=changed, or choose another name="
+            )
 
     def render(self) -> str:
         """Lines for a terminal and a log."""
@@ -85,21 +94,37 @@ class ResumeCard:
             ("data position", f"sample {self.then.samples:,}, next batch {self.next_batch_now}"),
             ("layout", str(self.layout_now) if same else f"{self.then.layout} -> {self.layout_now}"),
             ("optimizer", "found" if self.optimizer_found else "not found"),
+            *(("changed", str(change)) for change in self.changes if change.freedom is Freedom.FREE and pattern(change.key) not in _UNSAID),
         ]
         lines = ["Resuming", *(f"  {label:<14} {value}" for label, value in rows), *(f"  warning: {difference}" for difference in self.differences)]
         return "\n".join(lines)
 
+    def _rates(self) -> list[str]:
+        """Learning rates that are not what they were, or were to be."""
+        last, ahead = self.then.step - 1, self.then.extras.get(RATES_AHEAD, {})
+        pairs = [(last, self.then.lr, self.lr_now), *((int(step), then, self.rates_now.get(step, then)) for step, then in ahead.items())]
+        lengths = [str(change) for change in self.changes if change.key.startswith("duration.") and change.key not in _UNSAID]
+        why = ", ".join(lengths) or "the schedule"
+        for step, then, now in pairs:
+            if abs(now - then) > 1e-6 * abs(then):
+                verb = "was done" if step == last else "was to be done"
+                return [f"{why} now gives learning rate {now:.6g} for step {step + 1:,}, which {verb} with {then:.6g}"]
+        return []
 
-def require_same_network(folder: Path, state: TrainState, backbone: BackboneConfig, rows: int, objective: str) -> None:
-    """Raises UserError naming what differs, if a checkpoint holds another network than the configuration's, or was trained on another objective."""
-    then = {OBJECTIVE: state.extras.get(OBJECTIVE, objective), "vocabulary rows": state.rows}
-    now = {OBJECTIVE: objective, "vocabulary rows": rows}
-    for key, value in dataclasses.asdict(backbone).items():
-        if key not in _FREE:
-            then[f"backbone.{key}"], now[f"backbone.{key}"] = state.backbone.get(key), value
-    for key, value in now.items():
-        if then[key] != value:
-            raise UserError(f"{folder} was trained with {key}={then[key]}, and the configuration says {value}; set it back, or choose another name=")
+
+_UNSAID = ("resume", "duration.stop_after", "data.validation.*.weight")
+"""Keys that every start may change, and one without effect."""
+
+
+def meant(config: RunConfig, vocabulary: Vocabulary, tokenizer_hash: str) -> dict[str, Any]:
+    """What settings stand for here, which leave that to the machine, to a file or to another setting (MEANT)."""
+    return {
+        "tokenizer": tokenizer_hash[:12],
+        "precision.compute": str(compute_dtype(config)).removeprefix("torch."),
+        "objective.mask_id": vocabulary.mask_id,
+        "backbone.ffn": config.backbone.ffn_width,
+        "backbone.kv_heads": config.backbone.kv_groups,
+    }
 
 
 def versions() -> dict[str, str]:
@@ -123,12 +148,13 @@ def freeze_run(run_dir: Path, config_yaml: str) -> None:
         for name, text in ((CONFIG, config_yaml), (VERSIONS, json.dumps(versions(), indent=2) + "\n")):
             _record(run_dir / name, text)
     except OSError as error:
-        raise UserError(f"the run directory {run_dir} cannot be written: {disk_trouble(error)}; choose another root= or free space") from None
+        trouble = str(disk_trouble(error))
+        raise UserError(f"the run directory {run_dir} cannot be written: {trouble}; {remedy(trouble, run_dir)}, or choose another root=") from None
 
 
 def _record(path: Path, text: str) -> None:
     if path.exists():
-        earlier = path.read_text()
+        earlier = path.read_text(errors="replace")
         if earlier == text:
             return
         number = 1

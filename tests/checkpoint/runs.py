@@ -29,10 +29,7 @@ LR = 1e-2
 
 
 def train_state(world: World, groups: Groups, step: int) -> TrainState:
-    cut = world.parallel
-    layout = Layout(
-        tensor=cut.tensor, pipeline=cut.pipeline, virtual_pipeline=cut.virtual_pipeline, data=groups.data.size, zero_stage=cut.zero_stage
-    )
+    layout = Layout.of(world.parallel, groups.data.size)
     return TrainState(
         step=step, tokens=step * 128, samples=step * 8, lr=LR, next_batch="", seed=1, layout=layout, backbone=asdict(world.backbone), rows=128
     )
@@ -69,7 +66,7 @@ def save_run(world: World, run: str) -> tuple[dict[str, Any], list[float]]:
     engine, objective, groups = make_engine(world)
     for step in range(STEPS):
         engine.train_step(shard(world, objective, groups, step), LR)
-    CheckpointManager(Path(run), 0, Peers.world()).save(STEPS, engine.save, train_state(world, groups, STEPS))
+    CheckpointManager(Path(run), 0, Peers.world()).save(STEPS, engine.save, train_state(world, groups, STEPS), "")
     tensors = {name: tensor.numpy() for name, tensor in full_tensors(engine).items()}
     return tensors, train_on(engine, objective, groups, world)
 
@@ -97,7 +94,7 @@ def save_onto_full_disk(world: World, run: str) -> str:
     engine, objective, groups = make_engine(world)
     engine.train_step(shard(world, objective, groups, 0), LR)
     checkpoints = CheckpointManager(Path(run), 0, Peers.world(), say=lambda _: None)
-    checkpoints.save(1, engine.save, train_state(world, groups, 1))
+    checkpoints.save(1, engine.save, train_state(world, groups, 1), "")
 
     def write(folder: Path) -> None:
         if groups.world_rank == 1:
@@ -106,7 +103,7 @@ def save_onto_full_disk(world: World, run: str) -> str:
         engine.save(folder)
 
     try:
-        checkpoints.save(2, write, train_state(world, groups, 2))
+        checkpoints.save(2, write, train_state(world, groups, 2), "")
     except Exception as error:
         found = checkpoints.latest()
         return f"{type(error).__name__}: {error} | {found and found.step}"

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,12 @@ def make(run: Path, keep: int = 3, said: list[str] | None = None) -> CheckpointM
 
 def save(run: Path, *steps: int, keep: int = 0) -> None:
     for step in steps:
-        make(run, keep).save(step, writer(step), state(step))
+        save_one(make(run, keep), step)
+
+
+def save_one(checkpoints: CheckpointManager, step: int) -> None:
+    checkpoints.save(step, writer(step), state(step), "name: x\n")
+    checkpoints.prune()
 
 
 def names(run: Path) -> list[str]:
@@ -120,9 +126,10 @@ def test_a_refusing_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, monke
         with monkeypatch.context() as context:
             boundaries(context, refuse)
             try:
-                make(run, 1, said).save(2, writer(2), state(2))
+                save_one(make(run, 1, said), 2)
             except UserError as error:
-                assert os.strerror(code) in str(error) and "free" in str(error) and "\n" not in str(error)
+                advice = " free)" if code == errno.ENOSPC else "check the path and its permissions"
+                assert os.strerror(code) in str(error) and advice in str(error) and "\n" not in str(error)
             else:
                 # Only deleting the old one failed; or it could not be read to be counted, and stays.
                 assert os.strerror(code) in said[0] if said else names(run) == [step_name(1), step_name(2)], f"boundary {boundary} of {total}"
@@ -146,7 +153,7 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
 
     for write in (through_python, through_torch):
         with pytest.raises(UserError, match="step_00000002 could not be saved: .*earlier checkpoints are intact"):
-            make(tmp_path).save(2, write, state(2))
+            make(tmp_path).save(2, write, state(2), "")
     assert names(tmp_path) == [step_name(1)]
 
 
@@ -155,7 +162,7 @@ def test_a_mistake_in_the_program_is_no_disk_error(tmp_path: Path) -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        make(tmp_path).save(1, write, state(1))
+        make(tmp_path).save(1, write, state(1), "")
 
 
 # ---- damage -------------------------------------------------------------------------------------------------------------------------
@@ -177,7 +184,6 @@ FILES = ["zero/a.pt", "objective.pt", "train_state.json", "config.yaml", "manife
 @pytest.mark.parametrize("harm", [flip, truncate, Path.unlink])
 @pytest.mark.parametrize("name", FILES)
 def test_damage_is_named_and_the_one_before_is_used(tmp_path: Path, name: str, harm: Callable[[Path], None]) -> None:
-    (tmp_path / "config.yaml").write_text("name: x\n")
     save(tmp_path, 1, 2)
     folder = tmp_path / "checkpoints" / step_name(2)
     assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()) == sorted(FILES)
@@ -188,20 +194,63 @@ def test_damage_is_named_and_the_one_before_is_used(tmp_path: Path, name: str, h
     found = make(tmp_path, said=said).latest()
     assert found is not None and found.step == 1
     assert ("manifest.json" if name == "COMPLETE" and harm is not Path.unlink else name) in said[0] and step_name(2) in said[0]
-    assert step_name(1) in said[1]
+    assert f"renamed to {step_name(2)}.damaged-1" in said[0] and step_name(1) in said[1]
     assert names(tmp_path) == [step_name(1), step_name(2) + ".damaged-1"]  # kept, but out of the way
     save(tmp_path, 2)
     assert find_checkpoint(tmp_path).step == 2
 
 
 def test_only_damaged_ones_are_an_error_and_stay(tmp_path: Path) -> None:
-    save(tmp_path, 1)
+    save(tmp_path, 1, 2, 3)
     flip(tmp_path / "checkpoints" / step_name(1) / "objective.pt")
-    with pytest.raises(UserError, match="none of the checkpoints"):
+    truncate(tmp_path / "checkpoints" / step_name(2) / "zero/a.pt")
+    for name in FILES:
+        truncate(tmp_path / "checkpoints" / step_name(3) / name)
+    several = f"{step_name(3)} is damaged: .*{step_name(2)} is damaged: zero/a.pt has 767 bytes.* of 768; .*{step_name(1)} is damaged: objective"
+    with pytest.raises(UserError, match=several):
         make(tmp_path).begin("auto")
-    assert names(tmp_path) == [step_name(1)]
+    assert names(tmp_path) == [step_name(1), step_name(2), step_name(3)]
+    with pytest.raises(UserError, match=several):
+        find_checkpoint(tmp_path)
     with pytest.raises(UserError, match="objective.pt does not have the checksum"):
         find_checkpoint(tmp_path / "checkpoints" / step_name(1))
+
+
+def test_every_damaged_one_is_named_and_set_aside(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3)
+    for step in (2, 3):
+        flip(tmp_path / "checkpoints" / step_name(step) / "objective.pt")
+    said: list[str] = []
+    found = make(tmp_path, said=said).latest()
+    assert found is not None and found.step == 1
+    assert [step_name(3) in said[0], step_name(2) in said[1], step_name(1) in said[2], len(said)] == [True, True, True, 3]
+    assert names(tmp_path) == [step_name(1), *(step_name(step) + ".damaged-1" for step in (2, 3))]
+
+
+def test_a_folder_that_is_no_checkpoint_is_called_that(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").touch()
+    with pytest.raises(UserError, match="photos is not a checkpoint .*name a run directory") as caught:
+        find_checkpoint(tmp_path / "photos")
+    assert "damaged" not in str(caught.value)
+    with pytest.raises(UserError, match="there is no checkpoint at .*nowhere"):
+        find_checkpoint(tmp_path / "nowhere")
+    save(tmp_path / "run", 1)
+    assert find_checkpoint(tmp_path / "run" / "checkpoints").step == 1
+    (tmp_path / "run" / "checkpoints" / step_name(2)).mkdir()
+    said: list[str] = []
+    found = make(tmp_path / "run", said=said).latest()
+    assert found is not None and found.step == 1 and f"{step_name(2)} is not a checkpoint" in said[0]
+
+
+def test_space_is_told_in_units_that_say_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def disk(total: int, free: int) -> str:
+        monkeypatch.setattr(files.shutil, "disk_usage", lambda path: SimpleNamespace(total=total, used=total - free, free=free))
+        return files.free_space(tmp_path / "not" / "there")
+
+    assert disk(2_000_000_000_000, 1_500_000_000) == "1.5 GB of 2.0 TB free"
+    assert disk(65_536, 0) == "0 bytes of 65.5 kB free"
+    assert disk(0, 0) == "free space unknown"
 
 
 def test_a_later_format_is_refused(tmp_path: Path) -> None:
@@ -226,7 +275,16 @@ def test_retention_counts_complete_ones_only(tmp_path: Path) -> None:
 
 def test_saving_a_step_again_keeps_it(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    make(tmp_path).save(1, lambda _: pytest.fail("nothing to write"), state(1))
+    make(tmp_path).save(1, lambda _: pytest.fail("nothing to write"), state(1), "")
+
+
+def test_nothing_is_deleted_before_the_run_says_so(tmp_path: Path) -> None:
+    save(tmp_path, 1, keep=1)
+    checkpoints = make(tmp_path, keep=1)
+    checkpoints.save(2, writer(2), state(2), "")
+    assert names(tmp_path) == [step_name(1), step_name(2)]
+    checkpoints.prune()
+    assert names(tmp_path) == [step_name(2)]
 
 
 # ---- starting over --------------------------------------------------------------------------------------------------------------------
@@ -289,7 +347,7 @@ def test_ranks_share_the_work_and_agree(tmp_path: Path) -> None:
             (folder / f"rank{peers.rank}").write_bytes(b"x" * 100)
 
         checkpoints = CheckpointManager(tmp_path, 1, peers, say=lambda _: None)
-        checkpoints.save(1, write, state(1))
+        checkpoints.save(1, write, state(1), "name: x\n")
         found = checkpoints.latest()
         assert found is not None
         hashed.append((peers.rank, found.folder.name))
@@ -297,7 +355,7 @@ def test_ranks_share_the_work_and_agree(tmp_path: Path) -> None:
 
     assert together(3, run) == [1, 1, 1]
     assert files.inspect(tmp_path / "checkpoints" / step_name(1)) == []
-    assert {"rank0", "rank1", "rank2", "train_state.json"} == set(files.content(tmp_path / "checkpoints" / step_name(1)))
+    assert {"rank0", "rank1", "rank2", "train_state.json", "config.yaml"} == set(files.content(tmp_path / "checkpoints" / step_name(1)))
     flip(tmp_path / "checkpoints" / step_name(1) / "rank2")
     answers = together(3, lambda peers: CheckpointManager(tmp_path, 1, peers, say=lambda _: None).latest())
     assert all(isinstance(answer, UserError) for answer in answers)
@@ -312,7 +370,7 @@ def test_one_rank_fails_and_all_learn_of_it(tmp_path: Path) -> None:
                 raise error
             (folder / f"rank{peers.rank}").write_bytes(b"x")
 
-        CheckpointManager(tmp_path, 1, peers, say=lambda _: None).save(2, write, state(2))
+        CheckpointManager(tmp_path, 1, peers, say=lambda _: None).save(2, write, state(2), "")
 
     answers = together(3, lambda peers: run(peers, OSError(errno.ENOSPC, "No space left on device", "rank1")))
     assert all(isinstance(answer, UserError) and "No space left on device: rank1 (rank 1)" in str(answer) for answer in answers)

@@ -36,7 +36,7 @@ def write_run(folder: Path, objective: str, steps: tuple[int, ...] = (7,), **bac
     )
     write_tokenizer(folder / "tokenizer.json")
     config.directory.mkdir(parents=True)
-    (config.directory / "config.yaml").write_text(yaml.safe_dump(dataclasses.asdict(config)))
+    text = yaml.safe_dump(dataclasses.asdict(config))
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         table = parameter_table(config.backbone, ROWS)
@@ -45,7 +45,8 @@ def write_run(folder: Path, objective: str, steps: tuple[int, ...] = (7,), **bac
             step=step, tokens=0, samples=0, lr=0.0, next_batch="", seed=1, backbone=dataclasses.asdict(config.backbone), rows=ROWS,
             layout=Layout(tensor=1, pipeline=1, virtual_pipeline=1, data=1, zero_stage=3),
         )  # fmt: skip
-        CheckpointManager(config.directory, keep=0, say=lambda _: None).save(step, lambda target, w=weights: _write_zero(target / "zero", w), state)
+        manager = CheckpointManager(config.directory, keep=0, say=lambda _: None)
+        manager.save(step, lambda target, w=weights: _write_zero(target / "zero", w), state, text)
     return config.directory, weights
 
 

@@ -123,9 +123,7 @@ def _move(
     return active_B
 
 
-def _draw_from_p(
-    network: Denoiser, ids_BL: Tensor, where_BL: Tensor, alpha_B: Tensor, step: int, request: Request, schedule_eps: float
-) -> Tensor:
+def _draw_from_p(network: Denoiser, ids_BL: Tensor, where_BL: Tensor, alpha_B: Tensor, step: int, request: Request, schedule_eps: float) -> Tensor:
     """Draw the positions of where_BL from p itself, in place, with step's second uniform numbers; which sequences were evaluated [B]."""
     active_B = where_BL.any(-1)
     if active_B.any():

@@ -7,6 +7,7 @@ data-parallel ranks are undone in `scale`.
 """
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -133,6 +134,8 @@ class Engine:
         undo = 1.0 / self.groups.data.size  # what DeepSpeed's average does for the network
         own, apart = (squared**0.5 * undo for squared in self.objective_optimizer.reduce())
         network = self._network_norm()
+        if network < 0:  # how DeepSpeed reports a norm that is not finite
+            network = math.nan
         joint = (own**2 + network**2) ** 0.5
         clip = self.config.clip
         if clip:

@@ -1,4 +1,7 @@
-"""torchrun launchers/pretrain.py +model=PRESET [key=value …]: trains, or continues, the run that the configuration describes."""
+"""torchrun launchers/pretrain.py +model=PRESET [key=value …]: trains, or continues, the run that the configuration describes.
+
+check=true plans it and stops; selftest=true overfits one batch of it instead, and says whether preset, machine and layout can learn.
+"""
 
 import sys
 from pathlib import Path
@@ -19,7 +22,11 @@ def main() -> int:
         return 0
     if command.check and is_main_rank():
         show(make_plan(command.run, command.plan))
-    check_ready(command.run, command.plan)
+    check_ready(command.run, command.plan, data=command.selftest is None)
+    if command.selftest is not None:
+        from pretrain.selftest import run as test
+
+        return 0 if test(command.run, assumed_vocabulary=command.plan.vocabulary, steps=command.selftest) else 1
     if command.check:
         return 0
     from pretrain.trainer import run  # torch, megatron-core and deepspeed take seconds: not before the configuration holds

@@ -88,12 +88,14 @@ def make_plan(config: RunConfig, assumptions: PlanConfig) -> Plan:
     )
 
 
-def check_ready(config: RunConfig, assumptions: PlanConfig) -> Needs:
-    """The needs of a run that can start here. Raises UserError where the machine or the data cannot serve it, before anything is allocated."""
+def check_ready(config: RunConfig, assumptions: PlanConfig, *, data: bool = True) -> Needs:
+    """The needs of a run that can start here. Raises UserError where the machine (or the data, if asked about) cannot serve it, before anything
+    is allocated."""
     needs = work_out_needs(config, assumptions)
     check_machine(config, needs.machine, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     check_fits(needs)
-    check_data(config)
+    if data:
+        check_data(config)
     return needs
 
 

@@ -73,7 +73,8 @@ class RePlaidConfig:
 class MDMPrimeConfig:
     """MDM-Prime-v2: masked diffusion over the digits of token ids.
 
-    base, digits       each token id is written with `digits` digits of this base, most significant first; base ** digits >= the vocabulary.
+    base, digits       each token id is written with `digits` digits of this base, most significant first: as many as the vocabulary needs
+                       (in base 2: 15 for 32000 ids, 16 for 50257, 17 for 131072), and no more.
     shuffle_seed       seed of the permutation of ids before they are written as digits; None: no shuffling.
     join               how a token's digit embeddings make one: concat_shared (one table), concat (a table per digit), sum (a table per digit).
     carry_over         a token that contradicts a visible digit gets probability 0.

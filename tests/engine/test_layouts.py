@@ -1,9 +1,11 @@
 """Every layout computes what one process computes: losses, gradient norms, evaluation, and each parameter's gradient."""
 
+from dataclasses import replace
+
 import pytest
 
 from pretrain.backbones.config import BackboneConfig
-from pretrain.objectives.config import DuoConfig, EsoLMConfig, ObjectiveConfig
+from pretrain.objectives.config import DuoConfig, EsoLMConfig, MDMPrimeConfig, ObjectiveConfig
 from tests.distributed import run_distributed
 from tests.engine.world import Answers, World, answers
 
@@ -24,10 +26,15 @@ LAYOUTS = {
     "tp2-sp-pp2-interleaved": (4, {"tensor": 2, "pipeline": 2, "sequence": True, "virtual_pipeline": 2}),
     "tp2-pp2-dp2": (8, {"tensor": 2, "pipeline": 2}),
 }
+PRIME = ObjectiveConfig(name="mdm_prime", mdm_prime=MDMPrimeConfig(digits=6))
 ESOLM = ObjectiveConfig(name="esolm", esolm=EsoLMConfig(alpha_0=0.5))
 MODELS |= {
     "duo": World(objective=ObjectiveConfig(name="duo")),
     "duo-curriculum": World(objective=ObjectiveConfig(name="duo", duo=DuoConfig(curriculum="topk", top_k=4))),
+    "prime": World(objective=PRIME, backbone=LLAMA),
+    "prime-joint-dit": World(
+        objective=replace(PRIME, mdm_prime=MDMPrimeConfig(digits=2, base=8, join="sum", loss="joint", carry_over=False)), documents=True, cut=True
+    ),
     "esolm": World(objective=ObjectiveConfig(name="esolm")),
     "esolm-mixed": World(objective=ESOLM),
     "esolm-mixed-llama-documents": World(objective=ESOLM, backbone=LLAMA, documents=True, cut=True),
@@ -35,6 +42,8 @@ MODELS |= {
 NEW = {
     "duo": ("tp2-sp", "tp2-pp2", "tp2-pp2-dp2"),
     "duo-curriculum": ("tp2", "tp2-sp", "tp2-sp-pp2-interleaved"),
+    "prime": ("tp2-sp", "pp2-interleaved", "tp2-pp2-dp2"),
+    "prime-joint-dit": ("tp2-pp2",),
     "esolm": ("tp2-pp2",),
     "esolm-mixed": ("tp2-sp", "pp2-interleaved", "dp2", "tp2-pp2-dp2"),
     "esolm-mixed-llama-documents": ("tp2-sp-pp2-interleaved",),
@@ -68,7 +77,9 @@ def assert_same_gradients(got: Answers, want: Answers) -> None:
 
 def assert_same_steps(got: Answers, want: Answers) -> None:
     for mine, theirs in zip(got.steps, want.steps, strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-5)
+        assert mine[:2] == pytest.approx(theirs[:2], rel=1e-5)
+        # Rounding differs in every layout, and Adam's first steps amplify it: gradient norms of later steps more than losses.
+        assert mine[2] == pytest.approx(theirs[2], rel=3e-5)
 
 
 @pytest.mark.parametrize(("model", "layout"), CASES)

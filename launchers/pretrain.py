@@ -1,4 +1,8 @@
-"""torchrun launchers/pretrain.py +model=PRESET [key=value …]: trains, or continues, the run that the configuration describes."""
+"""torchrun launchers/pretrain.py +model=PRESET [key=value …]: trains, or continues, the run that the configuration describes.
+
+check=true plans it and stops; selftest=true overfits one batch of it instead, and says whether preset, machine and layout can learn; with
+both it is planned first.
+"""
 
 import sys
 from pathlib import Path
@@ -8,7 +12,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from pretrain.command_line import is_main_rank, run_command  # noqa: E402
 from pretrain.compose import command_from_arguments  # noqa: E402
-from pretrain.plan.plan import check_ready, make_plan  # noqa: E402
+from pretrain.plan.plan import check_device, check_ready, make_plan  # noqa: E402
 from pretrain.plan.table import show  # noqa: E402
 
 
@@ -19,6 +23,11 @@ def main() -> int:
         return 0
     if command.check and is_main_rank():
         show(make_plan(command.run, command.plan))
+    if command.selftest is not None:
+        check_device(command.run, command.plan)
+        from pretrain.selftest import run as test
+
+        return 0 if test(command.run, assumed_vocabulary=command.plan.vocabulary, steps=command.selftest) else 1
     check_ready(command.run, command.plan)
     if command.check:
         return 0

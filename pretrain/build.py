@@ -8,7 +8,7 @@ import torch
 
 from pretrain.backbones.megatron import Stage, build_stage
 from pretrain.data.corpus import open_corpora
-from pretrain.data.samples import TrainingSamples, ValidationSamples
+from pretrain.data.samples import Corrupt, TrainingSamples, ValidationSamples
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.engine.zero import Engine
 from pretrain.errors import UserError
@@ -77,18 +77,23 @@ def build_engine(config: RunConfig, objective: Objective, groups: Groups, device
     )  # fmt: skip
 
 
-def build_samples(config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> tuple[TrainingSamples, ValidationSamples | None]:
-    """Corpora opened and verified: the training stream, and the held-out set where there is one. Raises UserError naming what is wrong."""
-    training = TrainingSamples(
+def build_training_samples(config: RunConfig, objective: Objective, tokenizer: Tokenizer, corrupt: Corrupt | None = None) -> TrainingSamples:
+    """The training stream over opened and verified corpora; `corrupt` noises in the objective's place. Raises UserError naming what is wrong."""
+    return TrainingSamples(
         config.data,
         open_corpora(config.data.train, tokenizer),
         config.batch,
-        corrupt=partial(objective.corrupt, evaluation=False),
+        corrupt=corrupt or partial(objective.corrupt, evaluation=False),
         lookahead=objective.lookahead,
         random_length=objective.random_length,
         seed=config.seed,
         parts=objective.parts,
     )
+
+
+def build_samples(config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> tuple[TrainingSamples, ValidationSamples | None]:
+    """Corpora opened and verified: the training stream, and the held-out set where there is one. Raises UserError naming what is wrong."""
+    training = build_training_samples(config, objective, tokenizer)
     if not config.data.validation:
         return training, None
     held_out = ValidationSamples(

@@ -26,7 +26,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pretrain.arguments import SOURCES, prepared, unreadable
 from pretrain.command_line import is_main_rank
 from pretrain.errors import UserError, nearest, spelled
-from pretrain.launch_config import PlanConfig
+from pretrain.launch_config import FEWEST_SELFTEST_STEPS, SELFTEST_STEPS, PlanConfig
 from pretrain.presets import REQUIRED, register
 from pretrain.run_config import RunConfig
 
@@ -36,11 +36,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A pretraining command: the run, the assumptions of its plan, and whether to stop after planning."""
+    """A pretraining command: the run, the assumptions of its plan, whether to stop after planning, and the steps of a self-test in the run's
+    place (None: the run itself)."""
 
     run: RunConfig
     plan: PlanConfig
     check: bool
+    selftest: int | None = None
 
 
 def command_from_arguments(config_name: str = "pretrain") -> Command | None:
@@ -56,14 +58,29 @@ def command_from(composed: DictConfig) -> Command:
     except OmegaConfBaseException as error:
         raise UserError(f"the configuration does not resolve: {_resolution(error)}") from error
     plan = typed(PlanConfig, tree.pop("plan", {}), prefix="plan")
-    check = tree.pop("check", False)
-    if not isinstance(check, bool):
-        raise UserError(f"check={spelled(check)} must be true or false")
+    check, selftest = _flag(tree, "check"), _selftest_steps(tree)
     for key in SOURCES:
         section, _, name = key.partition(".")
         if isinstance(tree.get(section), dict) and tree[section].get(name, {}) is None:
             tree[section][name] = {}  # null says that there is none, also in a preset's file, where {} would be merged
-    return Command(run=typed(RunConfig, tree), plan=plan, check=check)
+    return Command(run=typed(RunConfig, tree), plan=plan, check=check, selftest=selftest)
+
+
+def _flag(tree: dict[str, Any], key: str) -> bool:
+    value = tree.pop(key, False)
+    if not isinstance(value, bool):
+        raise UserError(f"{key}={spelled(value)} must be true or false")
+    return value
+
+
+def _selftest_steps(tree: dict[str, Any]) -> int | None:
+    wanted, steps = _flag(tree, "selftest"), tree.pop("selftest_steps", None)
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < FEWEST_SELFTEST_STEPS):
+        rule = f"be a whole number of at least {FEWEST_SELFTEST_STEPS}, when every parameter has had a gradient"
+        raise UserError(f"selftest_steps={spelled(steps)} must {rule}; leave it out for {SELFTEST_STEPS}")
+    if steps is not None and not wanted:
+        raise UserError(f"selftest_steps={steps} belongs to selftest=true: add it, or leave selftest_steps out")
+    return (steps or SELFTEST_STEPS) if wanted else None
 
 
 def compose_arguments(config_name: str) -> DictConfig | None:

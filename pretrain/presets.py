@@ -93,7 +93,8 @@ def ladder_preset(size: str, objective: str) -> dict[str, Any]:
 def register() -> None:
     """Adds the generated nodes to Hydra's ConfigStore; calling it twice changes nothing."""
     store = ConfigStore.instance()
-    store.store(name="run_defaults", node=defaults_tree(RunConfig) | {"plan": defaults_tree(PlanConfig), "check": False}, package="_global_")
+    commands = {"plan": defaults_tree(PlanConfig), "check": False, "selftest": False, "selftest_steps": None}
+    store.store(name="run_defaults", node=defaults_tree(RunConfig) | commands, package="_global_")
     for objective in LADDER_OBJECTIVES:
         for size in LADDER:
             store.store(group="model", name=f"{objective}_{size}", node=ladder_preset(size, objective), package="_global_")

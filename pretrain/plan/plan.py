@@ -90,12 +90,18 @@ def make_plan(config: RunConfig, assumptions: PlanConfig) -> Plan:
 
 def check_ready(config: RunConfig, assumptions: PlanConfig) -> Needs:
     """The needs of a run that can start here. Raises UserError where the machine or the data cannot serve it, before anything is allocated."""
-    needs = work_out_needs(config, assumptions)
-    check_machine(config, needs.machine, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-    check_fits(needs)
+    needs = check_device(config, assumptions)
     check_data(config)
     check_batch(needs)
     check_directory(config)
+    return needs
+
+
+def check_device(config: RunConfig, assumptions: PlanConfig) -> Needs:
+    """The needs of a run whose machine can serve it, whatever there is of its data. Raises UserError."""
+    needs = work_out_needs(config, assumptions)
+    check_machine(config, needs.machine, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    check_fits(needs)
     return needs
 
 

@@ -48,7 +48,7 @@ def _reworded(word: str, groups: Mapping[str, Sequence[str]], sections: Collecti
         raise UserError(f"{word}: a choice goes to its own place; write {key}{f'={text}' if text else ''} without the @")
     if override.is_sweep_override():
         quoted = text.replace("'", "\\'")
-        raise UserError(f"{key}={text} lists several values: give one, or a list in brackets where one is taken, or quote a text: {key}=\"'{quoted}'\"")
+        raise UserError(f"{key}={text} lists several values: give one, a list in brackets where one is taken, or quote a text: {key}=\"'{quoted}'\"")
     if override.is_delete():
         return [word]
     if key in groups and override.is_force_add():

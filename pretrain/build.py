@@ -18,12 +18,21 @@ from pretrain.objectives.config import ObjectiveConfig
 from pretrain.objectives.duo import Duo
 from pretrain.objectives.esolm import EsoLM
 from pretrain.objectives.mdlm import MDLM
+from pretrain.objectives.mdm_prime import MDMPrime
+from pretrain.objectives.replaid import RePlaid
 from pretrain.parallel import platform
 from pretrain.parallel.groups import Groups
 from pretrain.parallel.vocabulary import Vocabulary
 from pretrain.run_config import RunConfig
 
-OBJECTIVES: dict[str, Callable[[Vocabulary, ObjectiveConfig], Objective]] = {"ar": AR, "mdlm": MDLM, "duo": Duo, "esolm": EsoLM}
+OBJECTIVES: dict[str, Callable[[Vocabulary, ObjectiveConfig], Objective]] = {
+    "ar": AR,
+    "mdlm": MDLM,
+    "duo": Duo,
+    "esolm": EsoLM,
+    "replaid": RePlaid,
+    "mdm_prime": MDMPrime,
+}
 
 
 def build_objective(config: ObjectiveConfig, vocabulary: Vocabulary) -> Objective:

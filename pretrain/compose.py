@@ -112,13 +112,6 @@ def _hydra_command(config_name: str, arguments: list[str]) -> DictConfig | None:
     return composed[0] if composed else None
 
 
-def _groups() -> dict[str, list[str]]:
-    """Name -> choices of every configuration group of this program: folders of configs/, and nodes of the store."""
-    groups = {folder.name: [path.stem for path in folder.glob("*.yaml")] for folder in CONFIGS.iterdir() if folder.is_dir()}
-    groups["model"] += [name.removesuffix(".yaml") for name in ConfigStore.instance().repo["model"]]
-    return groups | {"hydra": ["default"]}
-
-
 def typed(kind: type[T], tree: dict[str, Any], prefix: str = "") -> T:
     """`tree` as an instance of a configuration dataclass; `prefix` is the dotted key of the tree. Raises UserError."""
     if not isinstance(tree, dict):
@@ -147,6 +140,13 @@ def known_keys(kind: type, prefix: str = "") -> list[str]:
         if isinstance(hint, type) and is_dataclass(hint):
             keys += known_keys(hint, keys[-1])
     return keys
+
+
+def _groups() -> dict[str, list[str]]:
+    """Name -> choices of every configuration group of this program: folders of configs/, and nodes of the store."""
+    groups = {folder.name: [path.stem for path in folder.glob("*.yaml")] for folder in CONFIGS.iterdir() if folder.is_dir()}
+    groups["model"] += [name.removesuffix(".yaml") for name in ConfigStore.instance().repo["model"]]
+    return groups | {"hydra": ["default"]}
 
 
 def _type_sentence(kind: type, error: ValidationError, prefix: str) -> str:

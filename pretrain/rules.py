@@ -4,6 +4,7 @@
 No torch here.
 """
 
+import math
 from dataclasses import dataclass
 
 from pretrain.backbones.flops import steps_for_budget, training_flops_per_token
@@ -89,7 +90,13 @@ def validate(config: RunConfig, *, world_size: int) -> None:
 
 def legal_tensor_sizes(config: RunConfig) -> list[int]:
     """Tensor-parallel sizes that this network and batch can be cut into."""
-    return [size for size in range(1, config.backbone.heads + 1) if _indivisible(config, size) is None]
+    return divisors(math.gcd(*(size for _, size in _split_by_tensor(config))))
+
+
+def divisors(value: int) -> list[int]:
+    """Every divisor of a positive number, in order."""
+    small = [n for n in range(1, math.isqrt(value) + 1) if value % n == 0]
+    return sorted({*small, *(value // n for n in small)})
 
 
 def nearest_multiple(value: int, of: int) -> int:
@@ -100,10 +107,13 @@ def nearest_multiple(value: int, of: int) -> int:
 def _check_backbone(config: RunConfig) -> None:
     backbone = config.backbone
     if backbone.hidden % backbone.heads:
+        # Rotary embeddings turn pairs: heads of an odd width would be refused next.
+        fixes = [f"backbone.hidden={nearest_multiple(backbone.hidden, 2 * backbone.heads)}"] if backbone.heads <= backbone.hidden else []
+        if backbone.hidden % 2 == 0:
+            fixes.append(f"backbone.heads={_divisor(backbone.hidden // 2, backbone.heads)}")
+        fixes = fixes or [f"backbone.heads=1 with backbone.hidden={backbone.hidden + 1}"]
         raise UserError(
-            f"backbone.hidden={backbone.hidden} must be a multiple of backbone.heads={backbone.heads}; "
-            f"use backbone.hidden={nearest_multiple(backbone.hidden, 2 * backbone.heads)} or "
-            f"backbone.heads={_divisor(backbone.hidden, backbone.heads)}"
+            f"backbone.hidden={backbone.hidden} must be a multiple of backbone.heads={backbone.heads}; use {' or '.join(fixes)}"
         )
     head_dim = backbone.hidden // backbone.heads
     if head_dim % 2:
@@ -153,15 +163,15 @@ def _check_pipeline(config: RunConfig) -> None:
     parallel, layers = config.parallel, config.backbone.layers
     if parallel.virtual_pipeline > 1 and parallel.pipeline == 1:
         raise UserError(
-            f"parallel.virtual_pipeline={parallel.virtual_pipeline} needs pipeline stages; use parallel.virtual_pipeline=1 or parallel.pipeline=2"
+            f"parallel.virtual_pipeline={parallel.virtual_pipeline} needs pipeline stages, and parallel.pipeline=1 has none; "
+            "use parallel.virtual_pipeline=1"
         )
     chunks = parallel.pipeline * parallel.virtual_pipeline
     if layers % chunks:
         what = "parallel.pipeline" if parallel.virtual_pipeline == 1 else "parallel.pipeline x parallel.virtual_pipeline"
-        legal = _listed([n for n in range(1, layers + 1) if layers % n == 0], chunks)
+        deeper = f", or backbone.layers={nearest_multiple(layers, chunks)}" if chunks <= 2 * layers else ""
         raise UserError(
-            f"backbone.layers={layers} must be a multiple of {what} = {chunks}; use {legal} there, "
-            f"or backbone.layers={nearest_multiple(layers, chunks)}"
+            f"backbone.layers={layers} must be a multiple of {what} = {chunks}; use {_listed(divisors(layers), chunks)} there{deeper}"
         )
     if parallel.zero_stage > 1 and parallel.pipeline > 1:
         raise UserError(
@@ -177,13 +187,23 @@ def _check_tensor(config: RunConfig) -> None:
     problem = _indivisible(config, parallel.tensor)
     if problem:
         legal = legal_tensor_sizes(config)
-        others = [n for n in range(2, config.backbone.layers + 1) if config.backbone.layers % n == 0]
+        others = divisors(config.backbone.layers)[1:]
         hint = f"; to use more ranks for one model, parallel.pipeline can be {_listed(others, parallel.tensor)}" if len(legal) == 1 and others else ""
         raise UserError(f"{problem}; parallel.tensor can be {_listed(legal, parallel.tensor)} here{hint}")
 
 
 def _indivisible(config: RunConfig, tensor: int) -> str | None:
     """Why this network cannot be cut over `tensor` ranks."""
+    for key, size in _split_by_tensor(config):
+        if size % tensor:
+            why = ", so that the padded vocabulary splits evenly" if key == "backbone.vocab_multiple" else ""
+            why = ", since parallel.sequence=true splits sequences" if key == "batch.length" else why
+            return f"{key}={size} cannot be split over parallel.tensor={tensor}: it must be a multiple of it{why}"
+    return None
+
+
+def _split_by_tensor(config: RunConfig) -> list[tuple[str, int]]:
+    """Key and size of everything that tensor parallelism cuts."""
     backbone = config.backbone
     sizes = [
         ("backbone.heads", backbone.heads),
@@ -191,14 +211,7 @@ def _indivisible(config: RunConfig, tensor: int) -> str | None:
         ("backbone.ffn", backbone.ffn_width),
         ("backbone.vocab_multiple", backbone.vocab_multiple),
     ]
-    if config.parallel.sequence:
-        sizes.append(("batch.length", config.batch.length))
-    for key, size in sizes:
-        if size % tensor:
-            why = ", so that the padded vocabulary splits evenly" if key == "backbone.vocab_multiple" else ""
-            why = ", since parallel.sequence=true splits sequences" if key == "batch.length" else why
-            return f"{key}={size} cannot be split over parallel.tensor={tensor}: it must be a multiple of it{why}"
-    return None
+    return [*sizes, ("batch.length", config.batch.length)] if config.parallel.sequence else sizes
 
 
 def _check_world(config: RunConfig, world_size: int) -> None:
@@ -211,7 +224,8 @@ def _check_world(config: RunConfig, world_size: int) -> None:
     data_parallel = world_size // parallel.model_ranks
     together = batch.micro_sequences * data_parallel
     if batch.global_sequences % together:
-        micro = [n for n in range(1, batch.micro_sequences) if batch.global_sequences % (n * data_parallel) == 0]
+        share = batch.global_sequences // data_parallel if batch.global_sequences % data_parallel == 0 else 0
+        micro = [n for n in divisors(share) if n < batch.micro_sequences] if share else []
         smaller = f" or batch.micro_sequences={micro[-1]}" if micro else ""
         raise UserError(
             f"batch.global_sequences={batch.global_sequences} must be a multiple of batch.micro_sequences x data-parallel ranks = "
@@ -281,8 +295,11 @@ def _check_schedule(config: RunConfig, steps: int) -> int:
         )
     warmup = warmup_steps(schedule, steps)
     decay = max(round(schedule.decay_fraction * steps), 1) if schedule.kind == "wcd" else 0
-    if warmup > 0 and warmup >= steps and steps > 1:
-        raise UserError(f"schedule.warmup_steps={warmup} must be below the {steps} steps of the run; use schedule.warmup_steps={steps // 10} or null")
+    if warmup > 0 and warmup >= steps and (steps > 1 or warmup > 1):
+        raise UserError(
+            f"schedule.warmup_steps={warmup} must be below the {steps} step{'s' * (steps > 1)} of the run; "
+            f"use schedule.warmup_steps={steps // 10} or schedule.warmup_steps=null"
+        )
     if warmup + decay > steps:
         raise UserError(
             f"schedule.warmup_steps={warmup} and the decay over {decay} steps (schedule.decay_fraction={schedule.decay_fraction:g}) do not fit "
@@ -293,7 +310,7 @@ def _check_schedule(config: RunConfig, steps: int) -> int:
 
 def _divisor(value: int, near: int) -> int:
     """The divisor of `value` nearest to `near`."""
-    return min((n for n in range(1, value + 1) if value % n == 0), key=lambda n: abs(n - near))
+    return min(divisors(value), key=lambda n: abs(n - near))
 
 
 def _listed(values: list[int], near: int) -> str:

@@ -68,8 +68,8 @@ class RunConfig:
     """Everything that defines a run. The run directory is `root/name`, the same for every rank and restart.
 
     tokenizer  a sentencepiece .model or a Hugging Face tokenizer.json; the data manifest must name the same one.
-    resume     auto: continue the newest complete checkpoint, or start in an empty directory; changed: continue although the learning rates or
-               the data are no longer those that the checkpoint was on the way to; fresh: move what is there aside and start over.
+    resume     auto: continue the newest complete checkpoint, or start in an empty directory; changed: continue although settings that the
+               steps to come depend on have changed (checkpoint.changes says which those are); fresh: move what is there aside and start over.
     """
 
     name: str

@@ -106,7 +106,9 @@ class Trainer:
         self.config_text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
         peers.writer(lambda: freeze_run(config.directory, self.config_text))
         self.engine: Engine = build_engine(config, self.objective, self.groups, self.device)
-        self.log, self.throughput = self._open_log(checkpoint)
+        opened: list[tuple[RunLog, Throughput]] = []
+        peers.everyone(lambda: opened.append(self._open_log(checkpoint)))  # the main rank alone opens files, and all leave if it cannot
+        self.log, self.throughput = opened[0]
         if card:
             self._restore(card)
 
@@ -220,22 +222,7 @@ class Trainer:
         flops = run_flops_per_token(self.config, model_size)
         dtype: Compute = "fp8" if self.config.precision.fp8 else "bf16" if compute_dtype(self.config) is torch.bfloat16 else "fp32"
         peak = device_peak(self.device, dtype, self.config.telemetry.peak_tflops)
-        facts = {
-            "parameters": count_parameters(self.config.backbone, model_size),
-            "vocabulary": dataclasses.asdict(self.objective.vocabulary),
-            "training_flops_per_token": flops,
-            "flops_formula": "3 x forward matrix products, attention scores and values counted in full",
-            "peak_flops_per_rank": peak.flops,
-            "peak_source": peak.source,
-            "layout": str(self._layout()),
-            "compute": dtype,
-        }
-        opened: list[RunLog] = []
-        self.peers.everyone(lambda: opened.append(self._run_log(checkpoint, facts)))  # only the main rank's can fail, and all leave then
-        return opened[0], Throughput(flops, peak.flops, ranks=self.groups.world_size)
-
-    def _run_log(self, checkpoint: Checkpoint | None, facts: dict[str, object]) -> RunLog:
-        return RunLog(
+        log = RunLog(
             self.config.directory,
             is_main=self.groups.is_main,
             settings=self.config.telemetry,
@@ -244,8 +231,18 @@ class Trainer:
             total_steps=self.derived.steps,
             run_name=self.config.name,
             config=dataclasses.asdict(self.config),
-            facts=facts,
+            facts={
+                "parameters": count_parameters(self.config.backbone, model_size),
+                "vocabulary": dataclasses.asdict(self.objective.vocabulary),
+                "training_flops_per_token": flops,
+                "flops_formula": "3 x forward matrix products, attention scores and values counted in full",
+                "peak_flops_per_rank": peak.flops,
+                "peak_source": peak.source,
+                "layout": str(self._layout()),
+                "compute": dtype,
+            },
         )
+        return log, Throughput(flops, peak.flops, ranks=self.groups.world_size)
 
     # ---- data ---------------------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 
 from pretrain.backbones.config import BackboneConfig
 from pretrain.data.config import DataConfig, SourceConfig
@@ -53,12 +54,18 @@ REFUSED: list[tuple[RunConfig, int, str]] = [
     (changed(LLAMA, parallel__tensor=4, parallel__sequence=True, batch__length=2046), 4, r"batch\.length=2046 cannot be split.*sequence=true"),
     (changed(LLAMA, parallel__sequence=True), 1, r"parallel\.sequence=true .* parallel\.tensor=1; use parallel\.sequence=false"),
     (changed(BASE, backbone__heads=15), 1, r"hidden=2176 must be a multiple of backbone\.heads=15; use .*hidden=2190 or backbone\.heads=16"),
+    (changed(BASE, backbone__hidden=31, backbone__heads=4), 1, r"hidden=31 must be .*heads=4; use backbone\.hidden=32$"),
+    (changed(BASE, backbone__hidden=1, backbone__heads=4), 1, r"use backbone\.heads=1 with backbone\.hidden=2$"),
+    (changed(BASE, backbone__hidden=128, backbone__heads=1000), 1, r"heads=1000; use backbone\.heads=64$"),
+    (changed(LLAMA, backbone__heads=15, backbone__kv_heads=None), 1, r"use backbone\.hidden=2040 or backbone\.heads=16$"),
     (changed(BASE, backbone__hidden=51), 1, r"= 3 must be even.*backbone\.hidden=68"),
     (changed(BASE, backbone__kv_heads=1), 1, r"backbone\.kv_heads=1 belongs to backbone\.kind=llama"),
     (changed(BASE, backbone__qk_norm=True), 1, r"backbone\.qk_norm=True belongs to backbone\.kind=llama"),
     (changed(LLAMA, backbone__cond_dim=64), 1, r"backbone\.cond_dim=64 has no meaning for llama"),
     (changed(LLAMA, backbone__kv_heads=5), 1, r"backbone\.kv_heads=5 must divide backbone\.heads=16; use backbone\.kv_heads=4"),
     (changed(BASE, parallel__pipeline=3), 3, r"layers=28 must be .* parallel\.pipeline = 3; use 1, 2, 4, 7 or 14 \(2 is nearest\).*layers=27"),
+    (changed(BASE, parallel__pipeline=1_000_000), 10**6, r"= 1000000; use 2, .* 28 \(28 is nearest\) there$"),
+    (changed(BASE, backbone__layers=9973, parallel__tensor=2), 2, r"pipeline can be only 9973"),
     (changed(BASE, parallel__pipeline=4, parallel__virtual_pipeline=2), 4, r"multiple of parallel\.pipeline x parallel\.virtual_pipeline = 8"),
     (changed(BASE, parallel__virtual_pipeline=2), 1, r"virtual_pipeline=2 needs pipeline stages"),
     (changed(BASE, parallel__pipeline=4, parallel__virtual_pipeline=7, batch__global_sequences=12), 4, r"parallel\.pipeline=4.*are 6; use.*=16"),
@@ -72,6 +79,7 @@ REFUSED: list[tuple[RunConfig, int, str]] = [
     (changed(BASE, duration=DurationConfig(flops=10)), 1, r"duration\.flops=10 pays for less than one step"),
     (changed(BASE, duration__stop_after=1001), 1, r"stop_after=1001 is never reached in a run of 1000 steps"),
     (changed(BASE, schedule__warmup_steps=1000), 1, r"warmup_steps=1000 must be below the 1000 steps"),
+    (changed(BASE, duration=DurationConfig(steps=1), schedule__warmup_steps=40), 1, r"must be below the 1 step of the run; use .*warmup_steps=0 or"),
     (changed(BASE, schedule__final=1.0), 1, r"schedule\.final=1 must not be above schedule\.peak=0\.0002"),
     (changed(BASE, schedule__kind="wcd", schedule__warmup_steps=600, schedule__decay_fraction=0.5), 1, r"do not fit.*warmup_steps=500"),
     (changed(AR, data__random_length_probability=0.01), 1, r"random_length_probability=0\.01 is for diffusion"),
@@ -82,6 +90,10 @@ REFUSED: list[tuple[RunConfig, int, str]] = [
     (changed(BASE, precision__fp8=True, precision__compute="fp32"), 1, r"precision\.fp8=true .* precision\.compute=bf16"),
     (changed(BASE, precision__fp8=True, batch__micro_sequences=1, batch__length=1000), 1, r"batch\.length = 1000 in multiples of 16; make .* 992"),
     (changed(LLAMA, precision__fp8=True, parallel__tensor=4, backbone__ffn=5472), 4, r"ffn / parallel\.tensor = 5472 / 4 in multiples of 16"),
+    (changed(BASE, optimizer__eps=1e-300), 1, r"optimizer\.eps=1e-300 must lie between 1\.2e-38 and 3\.4e\+38: in fp32, where it is used, it is 0"),
+    (changed(BASE, schedule__peak=1e300), 1, r"schedule\.peak=1e\+300 .* it is infinite"),
+    (changed(BASE, backbone__layers=1_000_000), 1, r"backbone\.layers=1000000 must lie in \[1, 10000\]"),
+    (changed(BASE, name="a" * 300), 1, r"name='a{39}… \(300 characters\) must .* at most 100 of them"),
     (changed(BASE, data__train={}), 1, r"data\.train names no source"),
     (changed(BASE, data__train={"a/b": SourceConfig(path="x")}), 1, r"data\.train\.a/b: the name of a source must"),
     (changed(BASE, data__validation={"v": SourceConfig(path=" ")}), 1, r"data\.validation\.v\.path is empty"),
@@ -95,6 +107,37 @@ def test_refused(config: RunConfig, ranks: int, sentence: str) -> None:
     with pytest.raises(UserError) as caught:
         resolve(config, world_size=ranks, model_size=32001)
     assert re.search(sentence, str(caught.value)), str(caught.value)
+
+
+def fixes(sentence: str) -> list[dict[str, Any]]:
+    """The alternatives that a sentence offers as `use KEY=VALUE [with KEY=VALUE] or KEY=VALUE`."""
+    advice = re.split(r"\buse ", sentence)[1:]
+    found = [re.findall(r"(\w+\.\w+)=([\w.+-]*\w)", alternative) for text in advice for alternative in text.split(" or ")]
+    return [{key.replace(".", "__"): number(value) for key, value in pairs} for pairs in found if pairs]
+
+
+def number(text: str) -> Any:
+    """A value of the command line, where 2e-05 is a number (YAML wants 2.0e-05)."""
+    return float(text) if re.fullmatch(r"[\d.]+e[+-]?\d+", text) else yaml.safe_load(text)
+
+
+def test_every_fix_that_is_offered_works() -> None:
+    tried = 0
+    for config, ranks, _ in REFUSED:
+        with pytest.raises(UserError) as caught:
+            resolve(config, world_size=ranks, model_size=32001)
+        for fix in fixes(str(caught.value)):
+            tried += 1
+            try:
+                resolve(changed(config, **fix), world_size=ranks, model_size=32001)
+            except UserError as error:
+                pytest.fail(f"{caught.value} | {fix} gives: {error}")
+    assert tried > 25
+
+
+def test_fixes_are_found_in_sentences() -> None:
+    assert fixes("x; use a.b=3 or c.d=null.") == [{"a__b": 3}, {"c__d": None}]
+    assert fixes("x; use a.b=1 with c.d=2") == [{"a__b": 1, "c__d": 2}]
 
 
 def test_the_bases_of_these_tests_are_legal() -> None:

@@ -36,6 +36,34 @@ FREEDOM: dict[str, Freedom] = {
     "objective.time_eps": Freedom.COURSE,
     "objective.low_variance": Freedom.COURSE,
     "objective.evaluation": Freedom.COURSE,
+    "objective.duo.curriculum": Freedom.COURSE,
+    "objective.duo.top_k": Freedom.COURSE,
+    "objective.duo.log10_tau_start": Freedom.COURSE,
+    "objective.duo.log10_tau_end": Freedom.COURSE,
+    "objective.duo.curriculum_start": Freedom.COURSE,
+    "objective.duo.curriculum_end": Freedom.COURSE,
+    "objective.duo.gamma_min": Freedom.COURSE,
+    "objective.duo.gamma_max": Freedom.COURSE,
+    "objective.esolm.alpha_0": Freedom.COURSE,
+    "objective.esolm.batch_split": Freedom.COURSE,
+    "objective.esolm.evaluate": Freedom.FREE,
+    "objective.esolm.orders": Freedom.FREE,
+    "objective.replaid.latent": Freedom.FIXED,
+    "objective.replaid.gamma_0": Freedom.FREE,  # where a learned endpoint started
+    "objective.replaid.gamma_1": Freedom.FREE,
+    "objective.replaid.schedule_hidden": Freedom.FIXED,
+    "objective.replaid.self_conditioning": Freedom.COURSE,
+    "objective.replaid.output_prior": Freedom.COURSE,
+    "objective.replaid.prior_ramp_steps": Freedom.COURSE,
+    "objective.replaid.learning_rate": Freedom.COURSE,
+    "objective.replaid.endpoint_decay": Freedom.COURSE,
+    "objective.mdm_prime.base": Freedom.FIXED,
+    "objective.mdm_prime.digits": Freedom.FIXED,
+    "objective.mdm_prime.shuffle_seed": Freedom.FIXED,
+    "objective.mdm_prime.join": Freedom.FIXED,
+    "objective.mdm_prime.carry_over": Freedom.COURSE,
+    "objective.mdm_prime.loss": Freedom.COURSE,
+    "objective.mdm_prime.joint_mask_above": Freedom.COURSE,
     "backbone.kind": Freedom.FIXED,
     "backbone.hidden": Freedom.FIXED,
     "backbone.layers": Freedom.FIXED,
@@ -95,6 +123,9 @@ FREEDOM: dict[str, Freedom] = {
 }
 """Every key of a RunConfig; `*` stands for the name of a source."""
 
+DERIVED = "backbone.inputs."
+"""What follows from the objective is not compared twice."""
+
 SOURCES = ("data.train", "data.validation")
 """Mappings whose keys the user chooses."""
 
@@ -136,7 +167,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], meant_then: Mapping
         old[key], new[key] = meant_then[key], meant_now[key]
     gone = [key for key in old if key not in new and _is_source(key)]
     found = [Change(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in [*new, *gone]]
-    return [change for change in found if change.then != change.now]
+    return [change for change in found if change.then != change.now and not change.key.startswith(DERIVED)]
 
 
 def read_config(checkpoint: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.build import compute_dtype
-from pretrain.checkpoint.changes import Change, Freedom
+from pretrain.checkpoint.changes import Change, Freedom, pattern
 from pretrain.checkpoint.files import remedy, replace_durably
 from pretrain.checkpoint.layout import CONFIG, VERSIONS, Layout, TrainState
 from pretrain.checkpoint.peers import disk_trouble
@@ -94,7 +94,7 @@ class ResumeCard:
             ("data position", f"sample {self.then.samples:,}, next batch {self.next_batch_now}"),
             ("layout", str(self.layout_now) if same else f"{self.then.layout} -> {self.layout_now}"),
             ("optimizer", "found" if self.optimizer_found else "not found"),
-            *(("changed", str(change)) for change in self.changes if change.freedom is Freedom.FREE and change.key not in _UNSAID),
+            *(("changed", str(change)) for change in self.changes if change.freedom is Freedom.FREE and pattern(change.key) not in _UNSAID),
         ]
         lines = ["Resuming", *(f"  {label:<14} {value}" for label, value in rows), *(f"  warning: {difference}" for difference in self.differences)]
         return "\n".join(lines)
@@ -112,8 +112,8 @@ class ResumeCard:
         return []
 
 
-_UNSAID = ("resume", "duration.stop_after")
-"""Keys that a start may change every time."""
+_UNSAID = ("resume", "duration.stop_after", "data.validation.*.weight")
+"""Keys that every start may change, and one without effect."""
 
 
 def meant(config: RunConfig, vocabulary: Vocabulary, tokenizer_hash: str) -> dict[str, Any]:

@@ -73,7 +73,8 @@ class _SlicedLoss(torch.autograd.Function):
                 loss = objective.token_loss(piece.transpose(0, 1), slice_targets(targets, start, stop), vocab)
                 pieces = torch.autograd.grad(loss.loss_B.sum() * scale, [piece, *parameters], allow_unused=True)
             gradient = pieces[0]
-            squared_B = (gradient.float() / scale).square().sum((0, 2))
+            # The norm of each position first: a copy of the gradient in fp32 would be the largest buffer of all.
+            squared_B = torch.linalg.vector_norm(gradient, dim=2).float().div(scale).square().sum(0)
             logits_LBv[start:stop].copy_(gradient)
             for total, part in zip(gradients, pieces[1:], strict=True):
                 if part is not None:

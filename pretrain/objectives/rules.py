@@ -5,10 +5,13 @@ from dataclasses import fields
 from typing import Any
 
 from pretrain.errors import UserError
-from pretrain.objectives.config import ObjectiveConfig
+from pretrain.objectives.config import MDMPrimeConfig, ObjectiveConfig
 
 SECTIONS = ("duo", "esolm", "replaid", "mdm_prime")
 """Constants of one objective each, under its name."""
+
+MAX_DIGIT_VALUES = 4096
+"""Digits times base of MDM-Prime: columns of a table with a row per id. The least base for two digits of a million ids is half of it."""
 
 Range = tuple[Callable[[Any], bool], str]
 """Whether a value is legal, and the rule with a legal example, completing `KEY=VALUE must …`."""
@@ -31,7 +34,10 @@ OBJECTIVE_RANGES: dict[str, Range] = {
     "objective.replaid.gamma_0": (lambda x: -20 <= x <= 20, "lie in [-20, 20]; use -3"),
     "objective.replaid.gamma_1": (lambda x: -20 <= x <= 20, "lie in [-20, 20]; use 6"),
     "objective.replaid.schedule_hidden": (lambda n: n >= 1, "be at least 1; use 1024"),
-    "objective.replaid.self_conditioning": (lambda x: x == 0 or (0 < x <= 1 and (1 / x).is_integer()), "be 0 or 1 / n; use 0.25"),
+    "objective.replaid.self_conditioning": (
+        lambda x: x == 0 or (0 < x < 1 and (1 / x).is_integer()),
+        "be 0 or one n-th from a half down (0.5, 0.25, …), as embeddings and schedule learn from the other examples; use 0.25",
+    ),
     "objective.replaid.prior_ramp_steps": (lambda n: n >= 0, "not be negative; use 5000, or 0 for no ramp"),
     "objective.replaid.learning_rate": (lambda x: 0 < x <= 1, "lie in (0, 1]; use 1e-2"),
     "objective.replaid.endpoint_decay": (lambda x: 0 <= x < 1, "lie in [0, 1); use 1e-3"),
@@ -61,14 +67,8 @@ def check_objective(objective: ObjectiveConfig) -> None:
 
 def check_vocabulary(objective: ObjectiveConfig, model_size: int) -> None:
     """Raises UserError for a vocabulary of `model_size` classes that the objective's constants cannot write or softened inputs exceed."""
-    prime, needed = objective.mdm_prime, 1
-    while prime.base**needed < model_size:
-        needed += 1
-    if objective.name == "mdm_prime" and prime.digits != needed:
-        raise UserError(
-            f"objective.mdm_prime.digits={prime.digits} of base {prime.base} write {prime.base**prime.digits} ids, and the vocabulary has "
-            f"{model_size}: it takes exactly {needed}; use objective.mdm_prime.digits={needed}"
-        )
+    if objective.name == "mdm_prime":
+        check_digits(objective.mdm_prime, model_size)
     if objective.name == "duo" and objective.duo.curriculum == "topk" and objective.duo.top_k >= model_size:
         raise UserError(f"objective.duo.top_k={objective.duo.top_k} must be below the vocabulary of {model_size}; use {min(16, model_size - 1)}")
 
@@ -87,6 +87,30 @@ def check_parts(objective: ObjectiveConfig, global_sequences: int, micro_sequenc
             f"objective.esolm.batch_split={objective.esolm.batch_split:g} gives {first} of batch.global_sequences={global_sequences} to diffusion: "
             f"each part must be whole micro-batches of {micro_sequences}; use {fix}"
         )
+
+
+def check_digits(prime: MDMPrimeConfig, size: int) -> None:
+    """Raises UserError unless `digits` is the least number that writes `size` ids in this base: with fewer some have no code, and with more
+    the first digit would be 0 in every id."""
+    base, digits = prime.base, prime.digits
+    given = f"objective.mdm_prime.digits={digits} with objective.mdm_prime.base={base}"
+    if base > max(size, 2):
+        binary = f"objective.mdm_prime.base=2 objective.mdm_prime.digits={_digits_needed(size, 2)}"
+        raise UserError(f"objective.mdm_prime.base={base} must not exceed the vocabulary's {size} ids; use {binary}")
+    needed = _digits_needed(size, base)
+    if digits < needed:
+        raise UserError(f"{given} writes {base**digits} ids, fewer than the vocabulary's {size}; use objective.mdm_prime.digits={needed}")
+    if digits > needed:
+        raise UserError(
+            f"{given} is more than the vocabulary's {size} ids need, and the first digit would always be 0; use objective.mdm_prime.digits={needed}"
+        )
+    if digits > 1 and base * digits > MAX_DIGIT_VALUES:
+        least = next(b for b in range(2, base + 1) if b**digits >= size)
+        raise UserError(f"{given} needs {base * digits} sums per position, more than {MAX_DIGIT_VALUES}; use objective.mdm_prime.base={least}")
+
+
+def _digits_needed(size: int, base: int) -> int:
+    return next(n for n in range(1, size + 1) if base**n >= size)
 
 
 def _check_foreign(objective: ObjectiveConfig) -> None:

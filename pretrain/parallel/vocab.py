@@ -8,7 +8,7 @@ replicated numbers, so
 - a replicated number that meets this rank's columns (log p = logits - logsumexp, z E^T) gets from them only this rank's part of its
   gradient. Pass it through `spread` first, whose backward adds the ranks' parts. Numbers without a gradient (alpha_t, weights) need no spread.
 
-Shape suffixes: B sequences, L positions, v columns of this rank, E width of a table; a leading 2 stacks two [B, L] tensors.
+Shape suffixes: B sequences, L positions, v columns of this rank, E width of a table, G groups of ids; a leading 2 stacks two [B, L] tensors.
 """
 
 from typing import Any
@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from pretrain.parallel.vocab_groups import LogGroupSums
+from pretrain.parallel.vocab_mean import CrossEntropyAndMean
 from pretrain.parallel.vocab_terms import Log1pTerms
 from pretrain.parallel.vocabulary import Vocabulary
 
@@ -89,6 +91,17 @@ class VocabShard:
         """
         return _CrossEntropy.apply(logits_BLv, index_BL, self)
 
+    def cross_entropy_and_mean(
+        self, logits_BLv: Tensor, evidence_BLE: Tensor | None, table_vE: Tensor, index_BL: Tensor, learns_B: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """nats_BL and mean_BLE: -log p(index), and the table's mean row under p, for p = softmax(logits + evidence . table^T).
+
+        evidence_BLE is replicated (None: nothing is added); table_vE holds this rank's rows. Where `learns_B` is False no gradient reaches
+        the table from that sequence; everything else is differentiated as usual. One collective, and one more backward for the evidence.
+        """
+        evidence_BLE = None if evidence_BLE is None else self.spread(evidence_BLE)
+        return CrossEntropyAndMean.apply(logits_BLv, evidence_BLE, table_vE, index_BL, learns_B, self)
+
     def log1p_terms(self, logits_BLv: Tensor, log_scale_B: Tensor, first_BL: Tensor, second_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, L] each: log p(first), log p(second), and sum over the vocabulary of log(1 + scale * p), with p the softmax of the allowed logits.
 
@@ -97,6 +110,18 @@ class VocabShard:
         """
         first_BL, second_BL, sum_BL = Log1pTerms.apply(logits_BLv, log_scale_B, torch.stack((first_BL, second_BL)), self)
         return first_BL, second_BL, sum_BL
+
+    def log_group_sums(
+        self, logits_BLv: Tensor, members_vG: Tensor, index_BL: Tensor, barred_BLG: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """([B, L, G], [B, L]): for each group of ids the log of the sum of exp(logit) over its members without `index_BL`, and the logit of
+        `index_BL` itself, so that a digit's probability never rests on one minus a rounded number.
+
+        members_vG holds 1 where this rank's id belongs to the group, else 0. An id that belongs to a group marked in barred_BLG counts for
+        nothing at that position; `index_BL` must not be such an id. A group without members has a finite log of less than -1e29.
+        Saves only the given logits, and costs one collective: two fp32 copies of the slice live within its backward.
+        """
+        return LogGroupSums.apply(logits_BLv, members_vG, index_BL, barred_BLG, self)
 
     def _reduce(self, partial: Tensor) -> Tensor:
         if self.group is None:
@@ -166,7 +191,7 @@ class _CrossEntropy(Function):
         values_BLv = vocab._copy(logits_BLv)
         column_BL, here_BL = vocab._locate(index_BL)
         found_BL = torch.where(here_BL, values_BLv.gather(-1, column_BL.unsqueeze(-1)).squeeze(-1), 0.0)
-        parts_r2BL = vocab._gather(torch.stack((values_BLv.logsumexp(-1), found_BL)))
+        parts_r2BL = vocab._gather(torch.stack((_logsumexp_in_place(values_BLv), found_BL)))
         total_BL = parts_r2BL[:, 0].logsumexp(0)
         ctx.vocab = vocab
         ctx.save_for_backward(logits_BLv, index_BL, total_BL)
@@ -177,9 +202,16 @@ class _CrossEntropy(Function):
         logits_BLv, index_BL, total_BL = ctx.saved_tensors
         column_BL, here_BL = ctx.vocab._locate(index_BL)
         # One fp32 buffer, written in place. Forbidden columns hold anything, infinity included, until they are filled below.
-        gradient_BLv = (logits_BLv - total_BL.unsqueeze(-1)).exp_().mul_(gradient_BL.unsqueeze(-1))
+        gradient_BLv = logits_BLv.to(total_BL.dtype, copy=True).sub_(total_BL.unsqueeze(-1)).exp_().mul_(gradient_BL.unsqueeze(-1))
         gradient_BLv.scatter_add_(-1, column_BL.unsqueeze(-1), torch.where(here_BL, -gradient_BL, 0.0).unsqueeze(-1))
         return ctx.vocab._fill_forbidden(gradient_BLv, 0.0).to(logits_BLv.dtype), None, None
+
+
+def _logsumexp_in_place(values_BLv: Tensor) -> Tensor:
+    """logsumexp over the last axis, which overwrites its argument: torch's own takes a second buffer of that size."""
+    highest_BL1 = values_BLv.amax(-1, keepdim=True)
+    highest_BL1.masked_fill_(highest_BL1 == -torch.inf, 0.0)  # a rank may hold nothing but forbidden columns
+    return values_BLv.sub_(highest_BL1).exp_().sum(-1).log_().add_(highest_BL1.squeeze(-1))
 
 
 class _Reduce(Function):

@@ -46,7 +46,8 @@ class Log1pTerms(Function):
     def backward(ctx: Any, gradient_3BL: Tensor) -> tuple[Tensor, None, None, None]:
         vocab: VocabShard = ctx.vocab
         logits_BLv, index_2BL, highest_BL, log_total_BL, log_scale_BL = ctx.saved_tensors
-        gradient_BLv = (logits_BLv - highest_BL.unsqueeze(-1)).sub_((log_total_BL - log_scale_BL).unsqueeze(-1))  # y
+        y_BLv = logits_BLv.to(highest_BL.dtype, copy=True).sub_(highest_BL.unsqueeze(-1))
+        gradient_BLv = y_BLv.sub_((log_total_BL - log_scale_BL).unsqueeze(-1))
         vocab._fill_forbidden(gradient_BLv, -torch.inf)
         smooth_BLv = gradient_BLv.sigmoid()  # h
         softmax_part_BL = gradient_3BL[2] * vocab._gather(smooth_BLv.sum(-1)).sum(0) + gradient_3BL[0] + gradient_3BL[1]

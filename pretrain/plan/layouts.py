@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from pretrain.errors import UserError
 from pretrain.plan.memory import rank_memory
-from pretrain.rules import Derived, legal_tensor_sizes, resolve
+from pretrain.rules import Derived, divisors, legal_tensor_sizes, resolve
 from pretrain.run_config import RunConfig
 
 MAX_RANKS = 1024
@@ -56,7 +56,7 @@ def _candidates(config: RunConfig, ranks: int) -> Iterator[RunConfig]:
     """Layouts for `ranks` ranks, plainest first: no recomputation before recomputation, little model parallelism before much."""
     layers = config.backbone.layers
     tensors = [n for n in legal_tensor_sizes(config) if n <= MAX_TENSOR and ranks % n == 0]
-    pipelines = [n for n in range(1, layers + 1) if layers % n == 0 and ranks % n == 0]
+    pipelines = [n for n in divisors(layers) if ranks % n == 0]
     model_splits = sorted(((t, p) for t in tensors for p in pipelines if ranks % (t * p) == 0), key=lambda split: (split[0] * split[1], split[0]))
     for recompute in ("none", "full"):
         for micro in sorted({config.batch.micro_sequences, 1}, reverse=True):

@@ -4,11 +4,12 @@ What is counted follows the engine: DeepSpeed ZeRO with fp32 master weights and 
 schedules, activations as the layers save them for the backward pass, and the logits of one micro-batch with one slice of them in fp32.
 """
 
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass, fields, replace
+from functools import cache
 
 from pretrain.backbones.config import BackboneConfig
 from pretrain.backbones.parameters import parameter_table
-from pretrain.parallel.sharding import ParameterSpec
 from pretrain.rules import Derived
 from pretrain.run_config import RunConfig
 
@@ -31,7 +32,7 @@ class Memory:
 
     parameters    weights in the compute type (fp32 weights are the master weights at fp32), gathered ones included under ZeRO 3.
     gradients     what accumulates over micro-batches, in fp32.
-    optimizer     master weights, AdamW's two moments and the moving average.
+    optimizer     master weights, AdamW's two moments and the moving average; and all of the objective's own parameters, which nothing cuts.
     buffers       communication buckets and the largest single gradient in the compute type.
     activations   saved for the backward pass by every micro-batch in flight, and one layer's working set.
     logits        of one micro-batch on the last stage, with one slice in fp32.
@@ -54,16 +55,17 @@ class Memory:
 
 def rank_memory(config: RunConfig, derived: Derived, *, compute_bytes: int, cuda: bool) -> tuple[Memory, int]:
     """Memory of the rank that needs most, and the pipeline stage it is on."""
-    stages = [stage_memory(config, derived, stage, compute_bytes=compute_bytes, cuda=cuda) for stage in range(config.parallel.pipeline)]
-    largest = max(range(len(stages)), key=lambda stage: stages[stage].total)
+    # Stages between hold what the first one holds but for the embedding, with fewer micro-batches in flight.
+    ends = sorted({0, config.parallel.pipeline - 1})
+    stages = {stage: stage_memory(config, derived, stage, compute_bytes=compute_bytes, cuda=cuda) for stage in ends}
+    largest = max(ends, key=lambda stage: stages[stage].total)
     return stages[largest], largest
 
 
 def stage_memory(config: RunConfig, derived: Derived, stage: int, *, compute_bytes: int, cuda: bool) -> Memory:
     """Memory of one rank on pipeline stage `stage`."""
     parallel, shards = config.parallel, derived.data_parallel
-    sizes = [_local_size(spec, parallel.tensor) for spec in _stage_parameters(config, derived, stage)]
-    count, largest = sum(sizes), max(sizes)
+    count, largest = _stage_parameters(config, derived, stage)
     bucket = min(max(largest, 1_000_000), BUCKET)
     if parallel.zero_stage == 3:
         parameters = (count / shards + (min(count, ZERO3_LIVE_PARAMETERS) if shards > 1 else 0)) * compute_bytes
@@ -74,12 +76,20 @@ def stage_memory(config: RunConfig, derived: Derived, stage: int, *, compute_byt
     return Memory(
         parameters=float(parameters),
         gradients=float(held * FP32),
-        optimizer=FP32 * (1 + MOMENTS + averages) * count / shards,
+        optimizer=FP32 * (1 + MOMENTS + averages) * count / shards + FP32 * (2 + MOMENTS) * objective_elements(config, derived),
         buffers=float(largest * compute_bytes + 2 * bucket * FP32),
         activations=_activations(config, derived, stage, compute_bytes),
         logits=_logits(config, derived, compute_bytes) if stage == parallel.pipeline - 1 else 0.0,
         workspace=WORKSPACE_CUDA if cuda else WORKSPACE_CPU,
     )
+
+
+def objective_elements(config: RunConfig, derived: Derived) -> int:
+    """Parameters of the objective itself, which every rank holds whole: RePlaid's embeddings, schedule and endpoints."""
+    if config.objective.name != "replaid":
+        return 0
+    replaid = config.objective.replaid
+    return derived.padded_size * replaid.latent + 3 * replaid.schedule_hidden + 2
 
 
 def layer_activations_per_token(backbone: BackboneConfig, compute_bytes: int) -> tuple[float, float]:
@@ -102,7 +112,7 @@ def layer_activations_per_token(backbone: BackboneConfig, compute_bytes: int) ->
 
 def _activations(config: RunConfig, derived: Derived, stage: int, compute_bytes: int) -> float:
     parallel, backbone = config.parallel, config.backbone
-    tokens = config.batch.micro_sequences * config.batch.length
+    tokens = config.batch.micro_sequences * config.batch.length * (2 if config.objective.two_stream_share else 1)
     sequence_split = parallel.tensor if parallel.sequence else 1
     whole, split = layer_activations_per_token(backbone, compute_bytes)
     layer = tokens * (whole / sequence_split + split / parallel.tensor)
@@ -129,21 +139,32 @@ def _logits(config: RunConfig, derived: Derived, compute_bytes: int) -> float:
     return micro * columns * (length * compute_bytes + 3 * FP32 * min(config.precision.loss_chunk, length))
 
 
-def _stage_parameters(config: RunConfig, derived: Derived, stage: int) -> list[ParameterSpec]:
+@dataclass(frozen=True)
+class _Sizes:
+    """Elements that one tensor-parallel rank holds of a network: of any one layer, of its largest parameter, and (stage, elements) of the rest."""
+
+    layer: int
+    largest: int
+    rest: tuple[tuple[str | None, int], ...]
+
+
+@cache
+def _sizes(backbone: BackboneConfig, rows: int, tensor: int) -> _Sizes:
+    """`backbone` with one layer: all are alike, so that a plan costs the same at every depth."""
+    layer, rest = [], []
+    for spec in parameter_table(backbone, rows).values():
+        size = math.prod(spec.local_shape(tensor))
+        if spec.layer is None:
+            rest.append((spec.stage, size))
+        else:
+            layer.append(size)
+    return _Sizes(sum(layer), max(layer), tuple(rest))
+
+
+def _stage_parameters(config: RunConfig, derived: Derived, stage: int) -> tuple[int, int]:
+    """Elements of all parameters of one rank on a stage, and of the largest."""
     parallel, backbone = config.parallel, config.backbone
-    chunk_layers = backbone.layers // (parallel.pipeline * parallel.virtual_pipeline)
-    first, last = stage == 0, stage == parallel.pipeline - 1
-
-    def here(spec: ParameterSpec) -> bool:
-        if spec.layer is not None:
-            return spec.layer // chunk_layers % parallel.pipeline == stage
-        return spec.stage == "all" or (spec.stage == "first" and first) or (spec.stage == "last" and last)
-
-    return [spec for spec in parameter_table(backbone, derived.padded_size).values() if here(spec)]
-
-
-def _local_size(spec: ParameterSpec, tensor: int) -> int:
-    size = 1
-    for extent in spec.local_shape(tensor):
-        size *= extent
-    return size
+    sizes = _sizes(replace(backbone, layers=1), derived.padded_size, parallel.tensor)
+    held = {"all"} | ({"first"} if stage == 0 else set()) | ({"last"} if stage == parallel.pipeline - 1 else set())
+    rest = [size for place, size in sizes.rest if place in held]
+    return backbone.layers // parallel.pipeline * sizes.layer + sum(rest), max([sizes.largest, *rest])

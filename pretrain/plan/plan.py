@@ -94,6 +94,8 @@ def check_ready(config: RunConfig, assumptions: PlanConfig) -> Needs:
     check_machine(config, needs.machine, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     check_fits(needs)
     check_data(config)
+    check_batch(needs)
+    check_directory(config)
     return needs
 
 
@@ -109,8 +111,8 @@ def check_fits(needs: Needs) -> None:
         else f"no layout of up to {MAX_RANKS} such ranks fits: choose a smaller preset (--help lists them)"
     )
     raise UserError(
-        f"{needs.config.name} needs {needs.memory.total / GIB:.1f} GiB per rank on {ranks} rank{'s' * (ranks > 1)}, and "
-        f"{needs.machine.memory / GIB:.1f} GiB are available to each on this machine ({needs.machine.device}); {advice}"
+        f"{needs.config.name} needs {needs.memory.total / GIB:,.1f} GiB per rank on {ranks} rank{'s' * (ranks > 1)}, and "
+        f"{needs.machine.memory / GIB:,.1f} GiB are available to each on this machine ({needs.machine.device}); {advice}"
     )
 
 
@@ -137,6 +139,29 @@ def check_data(config: RunConfig) -> None:
         Manifest.load(Path(path))
 
 
+def check_batch(needs: Needs) -> None:
+    """Raises UserError where one step would read the prepared text more than once: its batch is made in memory, and the copies teach nothing."""
+    config, together = needs.config, needs.config.batch.micro_sequences * needs.derived.data_parallel
+    held = sum(Manifest.load(Path(source.path)).tokens for source in config.data.train.values()) // config.batch.length
+    if config.batch.global_sequences > held > 0:
+        fix = f"use batch.global_sequences={held // together * together}" if held >= together else "use more text, or a smaller batch.length"
+        raise UserError(
+            f"batch.global_sequences={config.batch.global_sequences} must not be more than the {held:,} sequences of {config.batch.length} tokens "
+            f"that data.train holds, or one step would read them more than once; {fix}"
+        )
+
+
+def check_directory(config: RunConfig) -> None:
+    """Raises UserError where no run directory can be made or written, before a process group is formed for it."""
+    place = config.directory
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise UserError(f"{place} is in the way: it is not a folder, and the run is to live in {config.directory}; choose another root= or name=")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(f"{place} cannot be written, and the run is to live in {config.directory}; choose another root=")
+
+
 def model_size(config: RunConfig, assumed: int | None) -> int:
     """Classes of the model: from the tokenizer where it exists, else as assumed. Raises UserError where neither is known."""
     if not Path(config.tokenizer).exists():
@@ -156,12 +181,11 @@ def _sources(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def _check_assumptions(assumptions: PlanConfig) -> None:
-    rules = {"ranks": (1, math.inf), "memory_gib": (0, math.inf), "vocabulary": (2, math.inf), "mfu": (0, 1)}
+    rules = {"ranks": (1, 2**20), "memory_gib": (0, 10**6), "vocabulary": (2, 2**31), "mfu": (0, 1)}
     for item in fields(assumptions):
         value, (low, high) = getattr(assumptions, item.name), rules[item.name]
-        if value is not None and not (low <= value <= high and value > 0 and math.isfinite(value)):
-            bounds = "at most 1 and above 0" if item.name == "mfu" else f"at least {low}" if low else "above 0"
-            raise UserError(f"plan.{item.name}={value} must be {bounds}")
+        if value is not None and not (low <= value <= high and value > 0):
+            raise UserError(f"plan.{item.name}={value} must lie in {f'[{low}' if low else '(0'}, {high}]")
 
 
 def _machine(assumptions: PlanConfig, world_size: int) -> Machine:

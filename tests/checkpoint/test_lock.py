@@ -100,6 +100,27 @@ def test_a_killed_run_is_resumable_at_once(tmp_path: Path, holder: subprocess.Po
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_free_flock_on_this_machine_settles_it(tmp_path: Path) -> None:
+    """A living process of that number may be another one, as numbers go in containers."""
+    lock = left_behind(tmp_path / "run")
+    lock.acquire()
+    lock.release()
+
+
+def test_a_lock_given_back_while_it_was_being_opened_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, flock, unlinked = left_behind(tmp_path / "run"), lock_module._flock, []
+
+    def after_release(descriptor: int) -> bool | None:
+        if not unlinked:
+            unlinked.append(lock.path.unlink())
+        return flock(descriptor)
+
+    monkeypatch.setattr(lock_module, "_flock", after_release)
+    lock.acquire()
+    assert json.loads(lock.path.read_text())["pid"] == os.getpid()
+    assert "in use by process" in refusal(of(tmp_path / "run")), "and it is this file that is locked"
+
+
 def test_given_back_it_is_free_without_a_word(tmp_path: Path) -> None:
     said: list[str] = []
     for _ in range(2):

@@ -8,9 +8,11 @@ import pytest
 
 from pretrain.backbones.config import BackboneConfig
 from pretrain.backbones.parameters import parameter_table
+from pretrain.data.manifest import Manifest
 from pretrain.errors import UserError
 from pretrain.launch_config import PlanConfig
 from pretrain.plan import machine as machine_module
+from pretrain.plan import memory as memory_module
 from pretrain.plan import plan as plan_module
 from pretrain.plan.layouts import smallest_layout
 from pretrain.plan.machine import GIB, Machine, check_machine
@@ -19,6 +21,7 @@ from pretrain.plan.plan import Needs, check_data, check_fits, check_ready, make_
 from pretrain.plan.table import show
 from pretrain.rules import resolve
 from tests.distributed import run_distributed
+from tests.small_run import small_config
 from tests.test_rules import BASE, LLAMA, changed
 
 TINY = changed(BASE, backbone=BackboneConfig(kind="dit", hidden=64, layers=4, heads=4), batch__length=64)
@@ -170,6 +173,56 @@ def test_missing_data_is_named_with_the_command_that_makes_it(tmp_path: Path) ->
         check_data(changed(TINY, tokenizer="tokenizer.json"))
 
 
+def prepared_run(tmp_path: Path, **values: Any) -> Any:
+    """A run whose text lies in tmp_path: some five thousand tokens."""
+    config = small_config(tmp_path)
+    return changed(config, **values)
+
+
+def test_a_step_reads_no_text_twice(tmp_path: Path) -> None:
+    tokens = Manifest.load(tmp_path / "train" / "corpus").tokens if prepared_run(tmp_path) else 0
+    held = tokens // 16
+    assert 300 < held < 400
+    check_ready(prepared_run(tmp_path, batch__global_sequences=held - held % 2), PlanConfig())
+    sentence = rf"global_sequences=4096 must not be more than the {held} sequences of 16 tokens .*use batch\.global_sequences=(\d+)$"
+    with pytest.raises(UserError, match=sentence) as caught:
+        check_ready(prepared_run(tmp_path, batch__global_sequences=4096), PlanConfig())
+    check_ready(prepared_run(tmp_path, batch__global_sequences=int(str(caught.value).rpartition("=")[2])), PlanConfig())
+    with pytest.raises(UserError, match="use more text, or a smaller batch.length"):
+        check_ready(prepared_run(tmp_path, batch__global_sequences=4096, batch__micro_sequences=4096), PlanConfig())
+
+
+def test_a_file_in_the_way_is_found_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for root in ("file", "file/runs", "file/a/b"):
+        with pytest.raises(UserError, match=r"file is in the way: it is not a folder, and the run is to live in .*choose another root="):
+            check_ready(prepared_run(tmp_path, root=str(tmp_path / root)), PlanConfig())
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "small").touch()
+    with pytest.raises(UserError, match="runs/small is in the way"):
+        check_ready(prepared_run(tmp_path), PlanConfig())
+    check_ready(prepared_run(tmp_path, root=str(tmp_path / "not" / "yet")), PlanConfig())
+    check_ready(prepared_run(tmp_path, root="relative"), PlanConfig())
+
+
+def test_a_plan_costs_the_same_at_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: list[int] = []
+
+    def counted(backbone: BackboneConfig, rows: int) -> Any:
+        tables.append(backbone.layers)
+        return parameter_table(backbone, rows)
+
+    monkeypatch.setattr(memory_module, "parameter_table", counted)
+    deep = changed(BASE, backbone__layers=9973, backbone__hidden=34, backbone__heads=17)
+    with pytest.raises(UserError, match="the smallest layout that fits|no layout"):
+        check_fits(needs(deep, 2 * GIB))
+    assert set(tables) == {1} and len(tables) < 20
+    shallow = changed(deep, backbone__layers=6)
+    derived = resolve(shallow, world_size=1, model_size=32001)
+    counted_all = sum(spec.size for spec in parameter_table(shallow.backbone, derived.padded_size).values())
+    assert stage_memory(shallow, derived, 0, compute_bytes=2, cuda=True).parameters == 2 * counted_all
+
+
 def test_missing_corpus(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text(_hugging_face_tokenizer())
@@ -189,7 +242,7 @@ def _hugging_face_tokenizer() -> str:
 
 
 @pytest.mark.parametrize(
-    "assumption", [{"ranks": 0}, {"memory_gib": 0.0}, {"vocabulary": 1}, {"mfu": 0.0}, {"mfu": 1.5}, {"memory_gib": float("nan")}]
+    "assumption", [{"ranks": 0}, {"memory_gib": 0.0}, {"vocabulary": 1}, {"mfu": 0.0}, {"mfu": 1.5}, {"memory_gib": float("nan")}, {"ranks": 10**12}]
 )
 def test_nonsense_assumptions(assumption: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"plan.{next(iter(assumption))}="):
@@ -224,3 +277,21 @@ def test_the_table_says_what_the_run_would_cost(capsys: pytest.CaptureFixture[st
     for part in ("2,209,706,112", "64 = tensor 1 x pipeline 1 x data 64", "524,288 tokens", "GiB", "fits", "not prepared"):
         assert part in text
     assert "1,000 TFLOP/s (configured)" in text
+
+
+def test_objectives_cost_what_they_add() -> None:
+    """Two streams double the activations (and nothing else); RePlaid keeps its embeddings, gradients and moments whole on every rank."""
+    from pretrain.objectives.config import EsoLMConfig, ObjectiveConfig
+
+    def memory(objective: ObjectiveConfig) -> memory_module.Memory:
+        run = changed(BASE, objective=objective)
+        return stage_memory(run, resolve(run, world_size=1, model_size=32001), 0, compute_bytes=2, cuda=True)
+
+    plain = memory(ObjectiveConfig(name="mdlm"))
+    mixed = memory(ObjectiveConfig(name="esolm", esolm=EsoLMConfig(alpha_0=0.5)))
+    assert mixed.activations == pytest.approx(2 * plain.activations) and mixed.logits == plain.logits
+    assert memory(ObjectiveConfig(name="esolm")).activations == plain.activations
+    added = memory(ObjectiveConfig(name="replaid")).optimizer - plain.optimizer
+    table = 32128 * 2176  # the network reads latents in place of ids: no table of ids, three small matrices
+    network = 12 * (2176 * (16 + 16 + 64) - table)
+    assert added == pytest.approx(network + 16 * (32128 * 16 + 3 * 1024 + 2))

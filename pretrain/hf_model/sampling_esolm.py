@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from .network_input import Attention, NetworkInput
-from .sampling_draw import MAX_ELEMENTS
 from .sampling_esolm_orders import BlockOrder, GivenOrder, Reveals, ancestral_reveals, block_reveals, left_to_right_reveals, position_noise
-from .sampling_network import CausalDenoiser, Request
+from .sampling_network import CausalDenoiser, Request, draw_tokens
 
 
 def sample_esolm(
@@ -27,7 +26,8 @@ def sample_esolm(
 ) -> tuple[Tensor, Tensor]:
     """Fill every mask of ids_BL: an expected share alpha_0 of them in `steps` steps of diffusion, the others one by one from left to right.
 
-    alpha_0 need not be that of training. Returns ids [B, L] and the network evaluations that each sequence took [B].
+    alpha_0 need not be that of training. Returns ids [B, L] and the network evaluations that each sequence took [B]. Raises ValueError for
+    steps below 1, alpha_0 outside [0, 1], an order that does not exist, and a law without a mask id.
     """
     return _generate(network, ids_BL, ancestral_reveals(ids_BL, steps, request, alpha_0=alpha_0, given=given), request)
 
@@ -90,7 +90,7 @@ def _generate(network: CausalDenoiser, ids_BL: Tensor, reveals: Reveals, request
             attention=Attention.CAUSAL,
         )
         features_ND = network.features(inputs, cache)[row_N, column_N]
-        tokens_BL[row_N, place_N] = _draw(network, features_ND, uniform_BL[row_N, place_N], request)
+        tokens_BL[row_N, place_N] = draw_tokens(network, features_ND, uniform_BL[row_N, place_N], request)
         request.progress(len(row_N))
     result_BL = torch.empty_like(ids_BL)
     result_BL[rank] = torch.empty_like(ids_BL).scatter_(1, order_BL, tokens_BL)
@@ -108,10 +108,3 @@ def _windows(known_RT: Tensor, turn: int, length: int) -> tuple[Tensor, Tensor]:
     width = int((after_R - cached_R).max())
     index_RQ = cached_R.clamp(max=length - width)[:, None] + torch.arange(width)
     return index_RQ, (index_RQ >= known_R[:, None]) & (index_RQ < after_R[:, None])
-
-
-def _draw(network: CausalDenoiser, features_ND: Tensor, uniform_N: Tensor, request: Request) -> Tensor:
-    """[N] ids, in slices that never hold more logits than TokenLaw turns to float64 at once."""
-    rows = max(1, MAX_ELEMENTS // request.vocab_size)
-    pieces = zip(features_ND.split(rows), uniform_N.split(rows), strict=True)
-    return torch.cat([request.law.draw(network.logits(x_ND), u_N) for x_ND, u_N in pieces])

@@ -8,12 +8,12 @@ Shape suffixes: B sequences, L positions, S steps of a schedule, T turns of the 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from .sampling_network import Request
+from .sampling_network import Request, blanks
 from .sampling_noise import uniforms
 
 GivenOrder = Literal["natural", "shuffled"]
@@ -76,9 +76,10 @@ def block_reveals(
     anchors   each segment's first step goes from left to right instead, one mask per turn.
     """
     _at_least_one(steps=steps, segments=segments)
+    _one_of(order, BlockOrder)
     length = ids_BL.shape[1]
     steps = min(steps, length)  # more would each reveal one mask or none, as `length` do
-    masked_BL, (moment_BL, _) = masks(ids_BL, request), position_noise(ids_BL, request)
+    masked_BL, (moment_BL, _) = blanks(ids_BL, request.law), position_noise(ids_BL, request)
     number_BL, count_B1 = masked_BL.cumsum(1) - 1, masked_BL.sum(1, keepdim=True).clamp(min=1)
     segment_BL = number_BL.clamp(min=0) * segments // count_B1
     inside_BL = number_BL - -(-segment_BL * count_B1 // segments)  # the first of segment g is number ceil(g M / segments)
@@ -103,16 +104,10 @@ def position_noise(ids_BL: Tensor, request: Request) -> tuple[Tensor, Tensor]:
     return uniforms(request.seed, request.sequences_B.to(device), _POSITIONS, torch.arange(ids_BL.shape[1], device=device))
 
 
-def masks(ids_BL: Tensor, request: Request) -> Tensor:
-    """Where there is something to reveal."""
-    if request.law.mask_id is None:
-        raise ValueError("Eso-LM needs a mask id")
-    return torch.eq(ids_BL, request.law.mask_id)
-
-
 def _plan(ids_BL: Tensor, request: Request, turn_BL: Tensor, key_BL: Tensor, given: GivenOrder) -> Reveals:
     """Masks by turn (integers from 0, with gaps) and then by key, after given tokens."""
-    masked_BL = masks(ids_BL, request)
+    _one_of(given, GivenOrder)
+    masked_BL = blanks(ids_BL, request.law)
     given_key_BL = position_noise(ids_BL, request)[0] if given == "shuffled" else _positions(ids_BL).double()
     key_BL, turn_BL = torch.where(masked_BL, key_BL, given_key_BL), turn_BL.masked_fill(~masked_BL, -1)
     by_key_BL = key_BL.argsort(dim=1, stable=True)
@@ -134,3 +129,8 @@ def _at_least_one(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise ValueError(f"a sampler needs at least one of its {name}, got {count}")
+
+
+def _one_of(choice: str, names: object) -> None:
+    if choice not in get_args(names):
+        raise ValueError(f"{choice} is no order; choose one of {', '.join(get_args(names))}")

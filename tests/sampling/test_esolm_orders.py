@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter, defaultdict
+from typing import Any
 
 import pytest
 import torch
@@ -181,5 +182,10 @@ def test_impossible_plans_are_programming_errors() -> None:
         block_reveals(ids_BL, 2, request(1), segments=0)
     with pytest.raises(ValueError, match="alpha_0 <= 1, got 1.5"):
         ancestral_reveals(ids_BL, 2, request(1), alpha_0=1.5)
+    wrong: Any = "random"
+    with pytest.raises(ValueError, match="random is no order; choose one of natural, shuffled_steps, shuffled"):
+        block_reveals(ids_BL, 2, request(1), order=wrong)
+    with pytest.raises(ValueError, match="random is no order; choose one of natural, shuffled"):
+        left_to_right_reveals(ids_BL, request(1), given=wrong)
     with pytest.raises(ValueError, match="mask id"):
         left_to_right_reveals(ids_BL, request(1, mask_id=None))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.hf_model import sampling_esolm
+from pretrain.hf_model import sampling_draw
 from pretrain.hf_model.attention_patterns import KeyValueCache
 from pretrain.hf_model.modeling_dit import DiT
 from pretrain.hf_model.modeling_llama import Llama
@@ -158,7 +158,7 @@ def test_finished_sequences_are_not_asked_again() -> None:
 def test_logits_are_made_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     network, laws = real("dit", 10), (RecordingLaw(mask_id=10), RecordingLaw(mask_id=10))
     whole = sample_esolm_block(network, start(), 2, request(6, law=laws[0]))
-    monkeypatch.setattr(sampling_esolm, "MAX_ELEMENTS", 40)
+    monkeypatch.setattr(sampling_draw, "MAX_ELEMENTS", 40)
     sliced = sample_esolm_block(network, start(), 2, request(6, law=laws[1]))
     assert torch.equal(whole[0], sliced[0])
     assert max(len(u) for _, u in laws[0].asked) > 10 and max(len(u) for _, u in laws[1].asked) == 3

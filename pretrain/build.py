@@ -19,6 +19,7 @@ from pretrain.objectives.duo import Duo
 from pretrain.objectives.esolm import EsoLM
 from pretrain.objectives.mdlm import MDLM
 from pretrain.objectives.mdm_prime import MDMPrime
+from pretrain.objectives.replaid import RePlaid
 from pretrain.parallel import platform
 from pretrain.parallel.groups import Groups
 from pretrain.parallel.vocabulary import Vocabulary
@@ -29,6 +30,7 @@ OBJECTIVES: dict[str, Callable[[Vocabulary, ObjectiveConfig], Objective]] = {
     "mdlm": MDLM,
     "duo": Duo,
     "esolm": EsoLM,
+    "replaid": RePlaid,
     "mdm_prime": MDMPrime,
 }
 

@@ -18,8 +18,10 @@ from pretrain.telemetry.config import TelemetryConfig
 from tests.data.examples import prepared, sentencepiece_file, text
 
 
-def small_config(folder: Path, objective: str = "mdlm", **changes: Any) -> RunConfig:
-    """Six steps of a 2-layer DiT on a corpus in `folder` (made at the first call)."""
+def small_config(folder: Path, objective: str | ObjectiveConfig = "mdlm", **changes: Any) -> RunConfig:
+    """Six steps of a 4-layer DiT on a corpus in `folder` (made at the first call)."""
+    if isinstance(objective, str):
+        objective = ObjectiveConfig(name=objective)  # type: ignore[arg-type]
     tokenizer = folder / "small.model"
     if not tokenizer.exists():
         sentencepiece_file(folder)
@@ -29,12 +31,12 @@ def small_config(folder: Path, objective: str = "mdlm", **changes: Any) -> RunCo
         name="small",
         root=str(folder / "runs"),
         tokenizer=str(tokenizer),
-        objective=ObjectiveConfig(name=objective),  # type: ignore[arg-type]
+        objective=objective,
         backbone=BackboneConfig(kind="dit", hidden=32, layers=4, heads=4, cond_dim=16),
         data=DataConfig(
             train={"words": SourceConfig(path=str(folder / "train" / "corpus"))},
             validation={"words": SourceConfig(path=str(folder / "held_out" / "corpus"))},
-            random_length_probability=0.1 if objective != "ar" else 0.0,
+            random_length_probability=0.1 if objective.name != "ar" else 0.0,
         ),
         batch=BatchConfig(global_sequences=8, micro_sequences=2, length=16),
         duration=DurationConfig(steps=6),
@@ -78,7 +80,11 @@ def train(config: RunConfig, *, kill_at: int | None = None) -> dict[str, Any]:
     flats = [flat.detach().clone() for flat in trainer.engine.flat_partitions()]
     states = [trainer.engine.base_optimizer.state[flat] for flat in trainer.engine.flat_partitions()]
     moments = [state[key].clone() for state in states for key in ("exp_avg", "exp_avg_sq")]
-    return {"seen": seen, "losses": losses, "rates": rates, "norms": norms, "weights": torch.cat(flats), "moments": torch.cat(moments)}
+    own = trainer.objective.modules().state_dict().values()
+    return {
+        "seen": seen, "losses": losses, "rates": rates, "norms": norms, "weights": torch.cat(flats), "moments": torch.cat(moments),
+        "objective": torch.cat([value.detach().flatten().double() for value in own]) if own else torch.zeros(0),
+    }  # fmt: skip
 
 
 def noised_samples(config: RunConfig) -> dict[int, str]:

@@ -127,8 +127,7 @@ class CheckpointManager:
             records = self._peers.everyone(lambda: self._measure(partial, names))
             self._peers.writer(lambda: _seal(partial, target, step, [record for share in records for record in share]))
         except DiskError as error:
-            if self._peers.is_writer:
-                shutil.rmtree(partial, ignore_errors=True)
+            self._peers.writer(lambda: shutil.rmtree(partial, ignore_errors=True))  # before any rank leaves
             raise UserError(
                 f"checkpoint {target.name} could not be saved: {error}; earlier checkpoints are intact: {remedy(str(error), self.folder)}, or move "
                 "the run directory to another disk (root=), then start again"

@@ -30,7 +30,8 @@ def stack(samples: Iterable[NumberedSample]) -> Arrays:
         row["t"] = np.asarray(np.nan if noised.t is None else noised.t, np.float32)
         row["number"] = np.asarray(sample.number, np.int64)
         rows.append(row)
-    return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+    # np.stack keeps the axis order of its parts in memory; DALI and torch want the last axis densest.
+    return {key: np.ascontiguousarray(np.stack([row[key] for row in rows])) for key in rows[0]}
 
 
 def needs_documents(documents_BL: np.ndarray) -> bool:

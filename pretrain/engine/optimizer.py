@@ -34,6 +34,9 @@ class ObjectiveOptimizer:
 
     Each parameter's gradient is a sum over data-parallel replicas and pipeline stages, and over tensor-parallel ranks where the parameter
     is marked `partial_over_tensor`. Its learning rate is `learning_rate` of the parameter where that is set, else the run's.
+
+    Parameters marked `clip_apart` minimise something else than the run's loss (RePlaid's schedule: a variance). Their gradients are in other
+    units, so they are clipped among themselves, and do not count in the model's gradient norm.
     """
 
     def __init__(self, modules: nn.ModuleDict, config: OptimizerConfig, groups: Groups) -> None:
@@ -44,9 +47,9 @@ class ObjectiveOptimizer:
             each = [{"params": [p], "weight_decay": getattr(p, "weight_decay", 0.0)} for p in self.parameters]
             self._optimizer = torch.optim.AdamW(each, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps)
 
-    def reduce(self) -> Tensor:
-        """Sum gradients over the ranks that contribute; the squared norm of the result."""
-        squared = torch.zeros((), dtype=torch.float64)
+    def reduce(self) -> tuple[float, float]:
+        """Sum gradients over the ranks that contribute; the squared norms of the result: of what belongs to the model, and of what is apart."""
+        squared = torch.zeros(2, dtype=torch.float64)
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -56,18 +59,18 @@ class ObjectiveOptimizer:
             for axis in axes:
                 if axis.size > 1:
                     dist.all_reduce(parameter.grad, group=axis.group)
-            squared += parameter.grad.double().square().sum().cpu()
-        return squared
+            squared[int(_apart(parameter))] += parameter.grad.double().square().sum().cpu()
+        return float(squared[0]), float(squared[1])
 
-    def step(self, lr: float, gradient_scale: float) -> None:
-        """Scale gradients (by the joint clip and the loss convention), update, clear."""
+    def step(self, lr: float, gradient_scale: float, apart_scale: float) -> None:
+        """Scale gradients (by the clips and the loss convention), update, clear."""
         if self._optimizer is None:
             return
         for group in self._optimizer.param_groups:
             group["lr"] = getattr(group["params"][0], "learning_rate", lr)
         for parameter in self.parameters:
             assert parameter.grad is not None
-            parameter.grad.mul_(gradient_scale)
+            parameter.grad.mul_(apart_scale if _apart(parameter) else gradient_scale)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -77,6 +80,10 @@ class ObjectiveOptimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._optimizer:
             self._optimizer.load_state_dict(state)
+
+
+def _apart(parameter: nn.Parameter) -> bool:
+    return bool(getattr(parameter, "clip_apart", False))
 
 
 def update_average(optimizer: torch.optim.Optimizer, flat_partitions: list[Tensor], decay: float) -> None:

@@ -7,6 +7,7 @@ data-parallel ranks are undone in `scale`.
 """
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -131,14 +132,16 @@ class Engine:
         if not self.objective_optimizer.parameters:
             return
         undo = 1.0 / self.groups.data.size  # what DeepSpeed's average does for the network
-        own = float(self.objective_optimizer.reduce()) ** 0.5 * undo
+        own, apart = (squared**0.5 * undo for squared in self.objective_optimizer.reduce())
         network = self._network_norm()
+        if network < 0:  # how DeepSpeed reports a norm that is not finite
+            network = math.nan
         joint = (own**2 + network**2) ** 0.5
         clip = self.config.clip
         if clip:
             self.optimizer.clip_grad = clip * network / max(joint, 1e-30)
-        factor = min(1.0, clip / (joint + 1e-6)) if clip else 1.0
-        self.objective_optimizer.step(lr, undo * factor)
+        factor, apart_factor = (min(1.0, clip / (norm + 1e-6)) if clip else 1.0 for norm in (joint, apart))
+        self.objective_optimizer.step(lr, undo * factor, undo * apart_factor)
         self._joint_norm = joint
 
     def _network_norm(self) -> float:

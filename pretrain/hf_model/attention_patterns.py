@@ -20,16 +20,18 @@ class Pattern:
     is_causal: bool
 
 
-def attention_pattern(inputs: NetworkInput, cached: int = 0) -> Pattern:
-    """The pattern of `inputs` when `cached` earlier positions are already in a cache.
+def attention_pattern(inputs: NetworkInput, cached: int | Tensor = 0) -> Pattern:
+    """The pattern of `inputs` when `cached` earlier positions, or one number of them per sequence [B] on the CPU, are already in a cache.
 
     Raises ValueError for a cache with document masks or any attention but causal (what was computed before would have to see what comes
     now), and for two streams in an odd number of positions.
     """
     causal = inputs.attention is Attention.CAUSAL
-    if cached and (not causal or inputs.documents_BL is not None):
+    if (isinstance(cached, Tensor) or cached) and (not causal or inputs.documents_BL is not None):
         raise ValueError("a key/value cache needs plain causal attention")
     length, device = inputs.positions_BL.shape[1], inputs.positions_BL.device
+    if isinstance(cached, Tensor):
+        return Pattern(staggered_triangles(length, cached, device), is_causal=False)
     if cached:
         # SDPA's is_causal aligns the first query with the first key; cached keys come before the first query.
         return Pattern(None if length == 1 else lower_triangle(length, cached, device), is_causal=False)
@@ -50,6 +52,13 @@ def scored_positions(x_BLD: Tensor, inputs: NetworkInput) -> Tensor:
 def lower_triangle(length: int, cached: int, device: torch.device) -> Tensor:
     """[1, 1, L, cached + L]: query i sees the cached keys and new keys 0..i."""
     return torch.ones(length, cached + length, dtype=torch.bool, device=device).tril(cached)[None, None]
+
+
+def staggered_triangles(length: int, cached_B: Tensor, device: torch.device) -> Tensor:
+    """[B, 1, L, most cached + L]: query i of a sequence sees its own cached keys and new keys 0..i, which lie right after them."""
+    key_S = torch.arange(int(cached_B.max()) + length, device=device)
+    last_BL = cached_B.to(device)[:, None] + torch.arange(length, device=device)
+    return (key_S <= last_BL[:, :, None])[:, None]
 
 
 def two_streams(length: int, device: torch.device) -> Tensor:
@@ -92,23 +101,51 @@ def attend(q_BHLK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, pattern: Pattern) -> 
 
 
 class KeyValueCache:
-    """Rotated keys, and values, of the positions that a causal network has read; room for `capacity` of them."""
+    """Rotated keys, and values, of the positions that a causal network has read; room for `capacity` of them.
+
+    length  positions that each sequence has read: one number where it is the same for all, otherwise [B] on the CPU.
+    """
 
     def __init__(self, *, layers: int, batch: int, kv_heads: int, capacity: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         shape = (layers, batch, kv_heads, capacity, head_dim)
-        self._keys = torch.empty(shape, dtype=dtype, device=device)
-        self._values = torch.empty(shape, dtype=dtype, device=device)
-        self.length = 0
+        # Zeros: past the end of a shorter sequence attention multiplies what lies here by 0.
+        self._keys = torch.zeros(shape, dtype=dtype, device=device)
+        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self.length: int | Tensor = 0
+        self._longest, self._batch = 0, batch
+        self._start_B11 = torch.zeros(batch, 1, 1, dtype=torch.long, device=device)
+
+    def rewind(self, length_B: Tensor) -> None:
+        """Go on from the first `length_B` (on the CPU) positions of each sequence; later ones are forgotten, as are sequences past the last."""
+        read = self.length if isinstance(self.length, int) else self.length[: len(length_B)]
+        if len(length_B) > self._batch or bool((length_B > read).any()):
+            raise ValueError("a cache can only be rewound to what it has read")
+        self._batch, self._longest = len(length_B), int(length_B.max())
+        self.length = self._longest if bool((length_B == self._longest).all()) else length_B
+        self._start_B11 = length_B.to(self._keys.device)[:, None, None]
 
     def extend(self, layer: int, k_BGLK: Tensor, v_BGLK: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one layer's new keys and values after the `length` old ones; views of all of them."""
-        end = self.length + k_BGLK.shape[2]
-        if end > self._keys.shape[3]:
-            raise ValueError(f"cache holds {self._keys.shape[3]} positions, asked to hold {end}")
-        self._keys[layer, :, :, self.length : end] = k_BGLK
-        self._values[layer, :, :, self.length : end] = v_BGLK
-        return self._keys[layer, :, :, :end], self._values[layer, :, :, :end]
+        """Write one layer's new keys and values after the `length` old ones; views of all of them.
+
+        The views are as long as the longest sequence. Raises ValueError for more positions than there is room for, and for another number of
+        sequences than the cache follows.
+        """
+        batch, new = k_BGLK.shape[0], k_BGLK.shape[2]
+        end = self._longest + new
+        if batch != self._batch or end > self._keys.shape[3]:
+            raise ValueError(f"cache holds {self._keys.shape[3]} positions of {self._batch} sequences, asked to hold {end} of {batch}")
+        keys_BGSK, values_BGSK = self._keys[layer, :batch, :, :end], self._values[layer, :batch, :, :end]
+        if isinstance(self.length, int):
+            keys_BGSK[:, :, self.length :] = k_BGLK
+            values_BGSK[:, :, self.length :] = v_BGLK
+        else:
+            place_BGLK = (self._start_B11 + torch.arange(new, device=k_BGLK.device)).unsqueeze(-1).expand_as(k_BGLK)
+            keys_BGSK.scatter_(2, place_BGLK, k_BGLK.to(keys_BGSK.dtype))
+            values_BGSK.scatter_(2, place_BGLK, v_BGLK.to(values_BGSK.dtype))
+        return keys_BGSK, values_BGSK
 
     def advance(self, positions: int) -> None:
-        """Count `positions` as read, once every layer has extended."""
-        self.length += positions
+        """Count `positions` of each sequence as read, once every layer has extended."""
+        self.length = self.length + positions
+        self._longest += positions
+        self._start_B11 = self._start_B11 + positions

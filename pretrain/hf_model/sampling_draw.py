@@ -15,6 +15,11 @@ MAX_ELEMENTS = 1 << 23
 """Logits turned to float64 at once (64 MiB)."""
 
 
+def rows_at_once(classes: int) -> int:
+    """Rows of logits over `classes` that a sampler handles at once."""
+    return max(1, MAX_ELEMENTS // classes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenLaw:
     """How a token is drawn from logits.
@@ -37,7 +42,7 @@ class TokenLaw:
             )
 
     def probabilities(self, logits_NV: Tensor) -> Tensor:
-        """[N, V] in float64."""
+        """[N, V] in float64; each row sums to 1."""
         scores_NV = logits_NV.double()
         if self.mask_id is not None:
             scores_NV = scores_NV.index_fill(-1, torch.tensor([self.mask_id], device=logits_NV.device), -torch.inf)
@@ -52,7 +57,7 @@ class TokenLaw:
 
     def draw(self, logits_NV: Tensor, uniform_N: Tensor) -> Tensor:
         """[N] ids: the quantile of each row's law at its uniform number, in slices of bounded memory."""
-        rows = max(1, MAX_ELEMENTS // logits_NV.shape[-1])
+        rows = rows_at_once(logits_NV.shape[-1])
         ids = [inverse_cdf(self.probabilities(x), u) for x, u in zip(logits_NV.split(rows), uniform_N.split(rows), strict=True)]
         return torch.cat(ids) if ids else uniform_N.long()
 
@@ -72,4 +77,5 @@ def inverse_cdf(weight_NV: Tensor, uniform_N: Tensor) -> Tensor:
 def _nucleus(p_NV: Tensor, mass: float) -> Tensor:
     p_NJ, order_NJ = p_NV.sort(-1, descending=True)
     before_NJ = p_NJ.cumsum(-1) - p_NJ
-    return torch.zeros_like(p_NV).scatter_(-1, order_NJ, p_NJ.masked_fill(before_NJ >= mass, 0.0))
+    kept_NJ = p_NJ.masked_fill(before_NJ >= mass, 0.0)
+    return torch.zeros_like(p_NV).scatter_(-1, order_NJ, kept_NJ / kept_NJ.sum(-1, keepdim=True))

@@ -2,24 +2,32 @@
 
 The network does not see time, so a step that reveals nothing leaves its output as it was. Both samplers decide *where* to reveal before
 they ask *what*, and evaluate only the sequences that reveal something: the cache of unchanged predictions, without its memory. A position,
-once revealed, is carried over.
+once revealed, is carried over. Orders that the network chooses, and from left to right: sampling_orders.py.
 
-Shape suffixes: B sequences, L positions, R sequences that reveal in this step, N revealed positions, D features.
+Shape suffixes: B sequences, L positions, N revealed positions.
 """
+
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .diffusion_math import reveal_probability
-from .network_input import Attention, NetworkInput
-from .sampling_draw import TokenLaw
-from .sampling_network import Denoiser, Request
+from .sampling_network import Denoiser, Request, blanks, draw_tokens, read_canvas
 from .sampling_noise import uniforms
+
+NoiseRemoval = Literal["ancestral", "greedy"]
 
 
 @torch.no_grad()
-def sample_mdlm(network: Denoiser, ids_BL: Tensor, steps: int, request: Request) -> tuple[Tensor, Tensor]:
+def sample_mdlm(
+    network: Denoiser, ids_BL: Tensor, steps: int, request: Request, *, noise_removal: NoiseRemoval = "ancestral"
+) -> tuple[Tensor, Tensor]:
     """Fill every mask of ids_BL on the grid t = 1, 1 - 1/steps, ..., 0; the last step reveals whatever is left.
+
+    noise_removal: how the last step does so. ancestral: by drawing, as every other step. greedy: by the most likely token. Either way a
+    position that is not a mask stays as it is (the authors' greedy step overwrites all of them).
 
     Returns ids [B, L] and the network evaluations that each sequence took [B]: at most one per step and one per mask.
     """
@@ -28,8 +36,10 @@ def sample_mdlm(network: Denoiser, ids_BL: Tensor, steps: int, request: Request)
     for step in range(steps):
         t, s = (torch.tensor(1 - i / steps, dtype=torch.float64, device=ids_BL.device) for i in (step, step + 1))
         where_BL, what_BL = uniforms(request.seed, sequences_B, step, positions_L)
-        reveal_BL = _masks(ids_BL, request.law) & (where_BL < reveal_probability(t, s))
-        evaluations_B += _reveal(network, ids_BL, reveal_BL, what_BL, request.law)
+        reveal_BL = blanks(ids_BL, request.law) & (where_BL < reveal_probability(t, s))
+        greedy = noise_removal == "greedy" and step == steps - 1
+        asked = replace(request, law=replace(request.law, temperature=0.0)) if greedy else request
+        evaluations_B += _reveal(network, ids_BL, reveal_BL, what_BL, asked)
         request.progress(int(reveal_BL.sum()))
     request.check(ids_BL)
     return ids_BL, evaluations_B
@@ -44,34 +54,21 @@ def sample_first_hitting(network: Denoiser, ids_BL: Tensor, request: Request) ->
     """
     ids_BL, evaluations_B = ids_BL.clone(), torch.zeros(len(ids_BL), dtype=torch.long, device=ids_BL.device)
     positions_L, sequences_B = torch.arange(ids_BL.shape[1], device=ids_BL.device), request.sequences_B.to(ids_BL.device)
-    masked_BL = _masks(ids_BL, request.law)
+    masked_BL = blanks(ids_BL, request.law)
     key_BL, what_BL = uniforms(request.seed, sequences_B, 0, positions_L)
     rank_BL = key_BL.masked_fill(~masked_BL, torch.inf).argsort(dim=-1).argsort(dim=-1)
     for turn in range(int(masked_BL.sum(-1).max())):
         reveal_BL = masked_BL & (rank_BL == turn)
-        evaluations_B += _reveal(network, ids_BL, reveal_BL, what_BL, request.law)
+        evaluations_B += _reveal(network, ids_BL, reveal_BL, what_BL, request)
         request.progress(int(reveal_BL.sum()))
     request.check(ids_BL)
     return ids_BL, evaluations_B
 
 
-def _masks(ids_BL: Tensor, law: TokenLaw) -> Tensor:
-    if law.mask_id is None:
-        raise ValueError("masked diffusion needs a mask id")
-    return torch.eq(ids_BL, law.mask_id)
-
-
-def _reveal(network: Denoiser, ids_BL: Tensor, reveal_BL: Tensor, uniform_BL: Tensor, law: TokenLaw) -> Tensor:
+def _reveal(network: Denoiser, ids_BL: Tensor, reveal_BL: Tensor, uniform_BL: Tensor, request: Request) -> Tensor:
     """Draw the positions of reveal_BL, in place and independently given the sequence as it is; which sequences were evaluated [B]."""
     active_B = reveal_BL.any(-1)
     if active_B.any():
-        ids_RL = ids_BL[active_B]
-        inputs = NetworkInput(
-            ids_BL=ids_RL,
-            positions_BL=torch.arange(ids_RL.shape[1], device=ids_RL.device).expand_as(ids_RL),
-            conditioning_B=torch.zeros(len(ids_RL), device=ids_RL.device),
-            attention=Attention.FULL,
-        )
-        features_ND = network.features(inputs)[reveal_BL[active_B]]
-        ids_BL[reveal_BL] = law.draw(network.logits(features_ND), uniform_BL[reveal_BL])
+        features_ND = read_canvas(network, ids_BL[active_B])[reveal_BL[active_B]]
+        ids_BL[reveal_BL] = draw_tokens(network, features_ND, uniform_BL[reveal_BL], request)
     return active_B

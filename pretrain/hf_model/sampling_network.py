@@ -1,17 +1,18 @@
 """What a sampler asks of a network, and what every sampler promises.
 
-Shape suffixes: B sequences, L positions, D features, V model vocabulary.
+Shape suffixes: B sequences, L positions, N chosen positions of any sequences, D features, V model vocabulary.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from .attention_patterns import KeyValueCache
-from .network_input import NetworkInput
-from .sampling_draw import TokenLaw
+from .network_input import Attention, NetworkInput
+from .sampling_draw import TokenLaw, rows_at_once
 
 Progress = Callable[[int], object]
 """Called with the number of tokens that a step has fixed, over the whole batch."""
@@ -61,3 +62,28 @@ class CausalDenoiser(Denoiser, Protocol):
 
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
         """Empty, for `capacity` positions."""
+
+
+def blanks(ids_BL: Tensor, law: TokenLaw) -> Tensor:
+    """[B, L]: where a sampler fills in a token, which is where the mask id stands; everything else is a prompt. Raises ValueError without one."""
+    if law.mask_id is None:
+        raise ValueError("a diffusion sampler needs a mask id, which marks the positions to fill")
+    return torch.eq(ids_BL, law.mask_id)
+
+
+def read_canvas(network: Denoiser, ids_BL: Tensor, conditioning_B: Tensor | None = None) -> Tensor:
+    """Features [B, L, D] of whole sequences under full attention; without conditioning the network is told 0."""
+    inputs = NetworkInput(
+        ids_BL=ids_BL,
+        positions_BL=torch.arange(ids_BL.shape[1], device=ids_BL.device).expand_as(ids_BL),
+        conditioning_B=torch.zeros(len(ids_BL), device=ids_BL.device) if conditioning_B is None else conditioning_B.float(),
+        attention=Attention.FULL,
+    )
+    return network.features(inputs)
+
+
+def draw_tokens(network: Denoiser, features_ND: Tensor, uniform_N: Tensor, request: Request) -> Tensor:
+    """[N] ids, one from each position's features and uniform number; logits exist for a bounded number of positions at a time."""
+    rows = rows_at_once(request.vocab_size)
+    slices = zip(features_ND.split(rows), uniform_N.split(rows), strict=True)
+    return torch.cat([request.law.draw(network.logits(x_ND), u_N) for x_ND, u_N in slices])

@@ -51,11 +51,13 @@ class RePlaidConfig:
     latent             width of the learned token embeddings.
     gamma_0, gamma_1   initial endpoints of the log noise-to-signal ratio; both are learned.
     schedule_hidden    width of the monotone network between the endpoints.
-    self_conditioning  share of training examples that get an estimate from a preliminary pass: 0, or 1/n; evaluation then uses it on all.
+    self_conditioning  share of training examples that get an estimate from a preliminary pass: 0, or 1/n with n >= 2 (embeddings and schedule
+                       learn from the others); evaluation then uses it on all.
     output_prior       add the evidence of z_t about each token, (alpha / sigma^2) z E^T, to the logits.
     prior_ramp_steps   steps over which that addition grows from 0 to its full size.
     learning_rate      of embeddings, schedule and endpoints, whatever the network's schedule says after warm-up.
-    endpoint_decay     decoupled weight decay per step of the endpoints, as lr * decay.
+    endpoint_decay     decoupled weight decay of the endpoints: lr * decay is taken off per step (Plaid takes off 1e-3 whatever the rate; that
+                       is 0.1 at a rate of 1e-2).
     """
 
     latent: int = 16

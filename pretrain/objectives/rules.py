@@ -34,7 +34,10 @@ OBJECTIVE_RANGES: dict[str, Range] = {
     "objective.replaid.gamma_0": (lambda x: -20 <= x <= 20, "lie in [-20, 20]; use -3"),
     "objective.replaid.gamma_1": (lambda x: -20 <= x <= 20, "lie in [-20, 20]; use 6"),
     "objective.replaid.schedule_hidden": (lambda n: n >= 1, "be at least 1; use 1024"),
-    "objective.replaid.self_conditioning": (lambda x: x == 0 or (0 < x <= 1 and (1 / x).is_integer()), "be 0 or 1 / n; use 0.25"),
+    "objective.replaid.self_conditioning": (
+        lambda x: x == 0 or (0 < x < 1 and (1 / x).is_integer()),
+        "be 0 or one n-th from a half down (0.5, 0.25, …), as embeddings and schedule learn from the other examples; use 0.25",
+    ),
     "objective.replaid.prior_ramp_steps": (lambda n: n >= 0, "not be negative; use 5000, or 0 for no ramp"),
     "objective.replaid.learning_rate": (lambda x: 0 < x <= 1, "lie in (0, 1]; use 1e-2"),
     "objective.replaid.endpoint_decay": (lambda x: 0 <= x < 1, "lie in [0, 1); use 1e-3"),

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pretrain.parallel.vocab_groups import LogGroupSums
+from pretrain.parallel.vocab_mean import CrossEntropyAndMean
 from pretrain.parallel.vocab_terms import Log1pTerms
 from pretrain.parallel.vocabulary import Vocabulary
 
@@ -89,6 +90,17 @@ class VocabShard:
         and costs one collective: fp32 copies of the slice live within this call and within its backward.
         """
         return _CrossEntropy.apply(logits_BLv, index_BL, self)
+
+    def cross_entropy_and_mean(
+        self, logits_BLv: Tensor, evidence_BLE: Tensor | None, table_vE: Tensor, index_BL: Tensor, learns_B: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """nats_BL and mean_BLE: -log p(index), and the table's mean row under p, for p = softmax(logits + evidence . table^T).
+
+        evidence_BLE is replicated (None: nothing is added); table_vE holds this rank's rows. Where `learns_B` is False no gradient reaches
+        the table from that sequence; everything else is differentiated as usual. One collective, and one more backward for the evidence.
+        """
+        evidence_BLE = None if evidence_BLE is None else self.spread(evidence_BLE)
+        return CrossEntropyAndMean.apply(logits_BLv, evidence_BLE, table_vE, index_BL, learns_B, self)
 
     def log1p_terms(self, logits_BLv: Tensor, log_scale_B: Tensor, first_BL: Tensor, second_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, L] each: log p(first), log p(second), and sum over the vocabulary of log(1 + scale * p), with p the softmax of the allowed logits.

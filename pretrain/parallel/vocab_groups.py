@@ -36,7 +36,7 @@ class LogGroupSums(Function):
         ctx: Any, logits_BLv: Tensor, members_vG: Tensor, index_BL: Tensor, barred_BLG: Tensor | None, vocab: "VocabShard"
     ) -> tuple[Tensor, Tensor]:
         column_BL, here_BL = vocab._locate(index_BL)
-        with _full_precision(logits_BLv.device):
+        with full_precision(logits_BLv.device):
             values_BLv = _values(logits_BLv, members_vG, barred_BLG, vocab)
             found_BL = torch.where(here_BL, values_BLv.gather(-1, column_BL.unsqueeze(-1)).squeeze(-1), 0.0)
             largest_BL1 = _weigh(values_BLv, column_BL, here_BL, None)
@@ -54,7 +54,7 @@ class LogGroupSums(Function):
         column_BL, here_BL = ctx.vocab._locate(index_BL)
         # The bound acts only on groups that lie 128 nats and more below the largest: without it their factor could overflow.
         factor_BLG = gradient_BLG * (largest_BL1 - _SHIFT - logs_BLG).clamp_max_(_SHIFT).exp_()
-        with _full_precision(logits_BLv.device):
+        with full_precision(logits_BLv.device):
             values_BLv = _values(logits_BLv, members_vG, barred_BLG, ctx.vocab)
             _weigh(values_BLv, column_BL, here_BL, largest_BL1)
             gradient_BLv = (factor_BLG @ members_vG.to(values_BLv.dtype).T).mul_(values_BLv)
@@ -85,7 +85,7 @@ def _weigh(values_BLv: Tensor, column_BL: Tensor, here_BL: Tensor, largest_BL1: 
 
 
 @contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> Iterator[None]:
     """fp32 products in fp32, whatever the process allows elsewhere: TF32 would cost 1e-3 nats per digit, autocast more."""
     with torch.autocast(device.type, enabled=False):
         if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # torch < 2.9 has one switch for all backends

@@ -79,7 +79,9 @@ class Changing:
     def sample(self, number: int) -> NumberedSample:
         soft = number < 24
         ids = np.full((16, 3) if soft else (16,), number)
-        inputs = {"ids": ids, "documents": np.zeros(16, np.int32)} | ({"weights": np.full((16, 3), 0.5, np.float32)} if soft else {})
+        inputs = {"ids": np.asfortranarray(ids), "documents": np.zeros(16, np.int32)}
+        if soft:
+            inputs["weights"] = np.full((16, 3), 0.5, np.float32)
         return NumberedSample(number, Corrupted(inputs=inputs, targets={"ids": ids}, count=16))
 
 

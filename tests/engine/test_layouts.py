@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pretrain.backbones.config import BackboneConfig
-from pretrain.objectives.config import DuoConfig, EsoLMConfig, MDMPrimeConfig, ObjectiveConfig
+from pretrain.objectives.config import DuoConfig, EsoLMConfig, MDMPrimeConfig, ObjectiveConfig, RePlaidConfig
 from tests.distributed import run_distributed
 from tests.engine.world import Answers, World, answers
 
@@ -27,10 +27,13 @@ LAYOUTS = {
     "tp2-pp2-dp2": (8, {"tensor": 2, "pipeline": 2}),
 }
 PRIME = ObjectiveConfig(name="mdm_prime", mdm_prime=MDMPrimeConfig(digits=6))
+REPLAID = ObjectiveConfig(name="replaid", replaid=RePlaidConfig(latent=8, schedule_hidden=16, prior_ramp_steps=1))
 ESOLM = ObjectiveConfig(name="esolm", esolm=EsoLMConfig(alpha_0=0.5))
 MODELS |= {
     "duo": World(objective=ObjectiveConfig(name="duo")),
     "duo-curriculum": World(objective=ObjectiveConfig(name="duo", duo=DuoConfig(curriculum="topk", top_k=4))),
+    "replaid": World(objective=REPLAID),
+    "replaid-llama-documents": World(objective=REPLAID, backbone=LLAMA, documents=True, cut=True),
     "prime": World(objective=PRIME, backbone=LLAMA),
     "prime-joint-dit": World(
         objective=replace(PRIME, mdm_prime=MDMPrimeConfig(digits=2, base=8, join="sum", loss="joint", carry_over=False)), documents=True, cut=True
@@ -42,6 +45,8 @@ MODELS |= {
 NEW = {
     "duo": ("tp2-sp", "tp2-pp2", "tp2-pp2-dp2"),
     "duo-curriculum": ("tp2", "tp2-sp", "tp2-sp-pp2-interleaved"),
+    "replaid": ("tp2", "tp2-sp", "dp2", "tp2-sp-pp2-interleaved", "tp2-pp2-dp2"),
+    "replaid-llama-documents": ("tp2-pp2",),
     "prime": ("tp2-sp", "pp2-interleaved", "tp2-pp2-dp2"),
     "prime-joint-dit": ("tp2-pp2",),
     "esolm": ("tp2-pp2",),
@@ -96,9 +101,18 @@ def test_layout(alone, model, layout):
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize(("ranks", "sizes"), [(2, {}), (4, {"tensor": 2, "sequence": True})])
 def test_zero_stages(alone, zero, ranks, sizes):
-    got = run_distributed(answers, ranks, MODELS["mdlm-dit"].laid(zero_stage=zero, **sizes))[0]
-    assert_same_steps(got, alone("mdlm-dit"))
-    assert got.nats == pytest.approx(alone("mdlm-dit").nats, rel=1e-5)
+    assert_same_with_zero(alone, "mdlm-dit", zero, ranks, sizes)
+
+
+@pytest.mark.parametrize(("model", "zero"), [("replaid", 2), ("replaid", 3), ("esolm-mixed", 3), ("duo-curriculum", 2), ("prime", 3)])
+def test_zero_stages_of_other_objectives(alone, model, zero):
+    assert_same_with_zero(alone, model, zero, 2, {})
+
+
+def assert_same_with_zero(alone, model, zero, ranks, sizes):
+    got = run_distributed(answers, ranks, MODELS[model].laid(zero_stage=zero, **sizes))[0]
+    assert_same_steps(got, alone(model))
+    assert got.nats == pytest.approx(alone(model).nats, rel=1e-5)
 
 
 @pytest.mark.parametrize("micro", [1, 4, 8])

@@ -123,6 +123,7 @@ def gradients(engine: Engine, objective: Objective, world: World) -> dict[str, t
     """Full gradients by logical name, gathered from every rank (ZeRO 1)."""
     groups = engine.groups
     engine.module.train()
+    before = {key: value.clone() for key, value in objective.modules().state_dict().items()}
     batches = engine.prepared(shard(world, objective, groups), evaluation=False)
     scale = len(batches) / global_count(batches, groups, engine.device)
     engine.scheduled_backward(batches, scale, StepStatistics(groups, engine.device))
@@ -135,6 +136,9 @@ def gradients(engine: Engine, objective: Objective, world: World) -> dict[str, t
         parameter.grad = None
     engine.objective_optimizer.reduce()
     own = {f"objective.{name}": p.grad.clone() for name, p in objective.modules().named_parameters() if p.grad is not None}
+    for parameter in objective.modules().parameters():
+        parameter.grad = None
+    objective.modules().load_state_dict(before)  # running state has moved on
     everyone: list[tuple[int, dict[str, torch.Tensor]]] = [None] * groups.world_size  # type: ignore[list-item]
     dist.all_gather_object(everyone, (groups.tensor.rank, mine))
     whole = {}

@@ -95,7 +95,7 @@ def real(kind: str, vocab_size: int = 11) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in network.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3 + (parameter == 1))
     return network
 
 

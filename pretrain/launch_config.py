@@ -20,6 +20,6 @@ class PlanConfig:
 
 
 SELFTEST_STEPS = 200
-"""Steps within which the loss of a self-test must have fallen; it ends when it has, in the tiny presets after 13 to 80 steps."""
+"""Steps within which the loss of a self-test must have fallen; it ends when it has, in the tiny presets after 16 to 45 steps."""
 FEWEST_SELFTEST_STEPS = 3
 """Zero-initialised heads and modulation: the head alone has a gradient in the first step, embeddings in the second, matrices in the third."""

@@ -54,7 +54,7 @@ EXACT, AROUND = 1e-4, 2.0
 
 def learning_rate(hidden: int) -> float:
     """A constant rate for this width: Adam's best is about inversely proportional to it."""
-    return min(0.5 / hidden, 4e-3)
+    return min(0.25 / hidden, 4e-3)
 
 
 def run(config: RunConfig, *, assumed_vocabulary: int | None, steps: int = SELFTEST_STEPS) -> bool:

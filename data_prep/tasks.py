@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from data_prep.config import PlaysConfig, TokenizeConfig, TrainTokenizerConfig
+from data_prep.audit import audit_corpora
+from data_prep.config import AuditConfig, PlaysConfig, TokenizeConfig, TrainTokenizerConfig
 from data_prep.plays import write_plays
 from data_prep.prepare import prepare
 from data_prep.train_tokenizer import train_tokenizer
@@ -11,5 +12,6 @@ from data_prep.train_tokenizer import train_tokenizer
 TASKS: dict[str, tuple[type, Callable[[Any], object]]] = {
     "tokenize": (TokenizeConfig, prepare),
     "train_tokenizer": (TrainTokenizerConfig, train_tokenizer),
+    "audit": (AuditConfig, audit_corpora),
     "plays": (PlaysConfig, write_plays),
 }

@@ -8,52 +8,77 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from data_prep.config import TrainTokenizerConfig
+from data_prep.config import SPECIAL_PIECES, TrainTokenizerConfig
 from data_prep.inputs import InputFile, find_inputs
 from data_prep.progress import say
 from data_prep.readers import read_records
 from pretrain.data.files import atomic_writer, file_hash
+from pretrain.data.manifest import InputRecord
+from pretrain.data.records import Malformed, read_record
+from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
+from pretrain.outputs import require_writable
 
 UNK_ID, BOS_ID, EOS_ID, PAD_ID = range(4)
 _MAX_LINE = 1 << 16
 """Longer lines are learnt from in pieces: sentencepiece drops them."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord:
+    """What a model was trained from, in NAME.model.json: decides whether a re-run has anything to do."""
+
+    text_key: str
+    vocab_size: int
+    kind: str
+    byte_fallback: bool
+    max_bytes: int
+    inputs: tuple[InputRecord, ...]
+
+
 def train_tokenizer(config: TrainTokenizerConfig) -> Path:
     """Train `config.output`; running it again is quick and changes nothing. UserError for what the user can mend."""
     output = Path(config.output)
     if output.suffix != ".model":
-        raise UserError(f"output {output} must end in .model, for example {output.with_suffix('.model')}")
+        raise UserError(f"output {output} must end in .model, for example {output.parent / 'tokenizer.model'}")
+    require_writable(output)
     files = find_inputs(config.input, output)
-    request = _request(config, files)
+    settings = {key: value for key, value in asdict(config).items() if key not in ("input", "output")}
+    wanted = TrainingRecord(**settings, inputs=tuple(file.fingerprint() for file in files))
     record = output.with_name(output.name + ".json")
     if output.exists():
-        _require_finished(output, record, request)
+        _require_finished(output, record, wanted)
         say(f"{output} is already trained; nothing to do")
         return output
     model = _train(config, files)
     with atomic_writer(record) as stream:
-        stream.write(json.dumps(request, indent=1).encode())
+        stream.write(json.dumps(asdict(wanted), indent=1).encode())
     with atomic_writer(output) as stream:
         stream.write(model)
     say(f"{output}: {config.vocab_size} pieces, hash {file_hash(output)[:12]}")
     return output
 
 
-def _request(config: TrainTokenizerConfig, files: list[InputFile]) -> dict[str, Any]:
-    settings = {key: value for key, value in asdict(config).items() if key not in ("input", "output")}
-    return settings | {"inputs": [file.fingerprint() for file in files]}
-
-
-def _require_finished(output: Path, record: Path, request: dict[str, Any]) -> None:
-    found = json.loads(record.read_text(encoding="utf-8")) if record.exists() else None
-    if found != request:
-        raise UserError(f"{output} exists and was trained from other text or settings; choose another output, or remove it")
+def _require_finished(output: Path, record: Path, wanted: TrainingRecord) -> None:
+    try:
+        found = read_record(TrainingRecord, record)
+    except FileNotFoundError:
+        raise UserError(f"{output} exists, and no {record.name} says what it was trained from; choose another output, or remove it") from None
+    except Malformed as error:
+        raise UserError(f"{record} {error}, so nobody knows what {output} was trained from; choose another output, or remove {output}") from error
+    different = [field.name for field in fields(TrainingRecord) if getattr(found, field.name) != getattr(wanted, field.name)]
+    if different:
+        raise UserError(f"{output} exists and was trained with other {', '.join(different)}; choose another output, or remove it")
+    try:
+        size = Tokenizer(output).size
+    except UserError as error:
+        raise UserError(f"{output} is no longer the tokenizer that was trained; remove it, and run the same command to train it again") from error
+    if size != wanted.vocab_size:
+        raise UserError(f"{output} has {size} pieces and was trained with {wanted.vocab_size}: it changed since; remove it to train it again")
 
 
 def _train(config: TrainTokenizerConfig, files: list[InputFile]) -> bytes:
@@ -62,7 +87,7 @@ def _train(config: TrainTokenizerConfig, files: list[InputFile]) -> bytes:
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(
-            sentence_iterator=_lines(config, files),
+            sentence_iterator=_require_text(config, files),
             model_writer=model,
             model_type=config.kind,
             vocab_size=config.vocab_size,
@@ -82,34 +107,67 @@ def _train(config: TrainTokenizerConfig, files: list[InputFile]) -> bytes:
             eos_id=EOS_ID,
             pad_id=PAD_ID,
         )
-    except (RuntimeError, OSError) as error:
-        raise UserError(f"no tokenizer of {config.vocab_size} pieces can be trained on this text: {_explanation(str(error))}") from error
+    except (RuntimeError, OSError, ValueError) as error:
+        raise UserError(
+            f"no tokenizer of {config.vocab_size} pieces can be trained on this text: {_explanation(config, files, str(error))}"
+        ) from error
     return model.getvalue()
 
 
-def _explanation(complaint: str) -> str:
+def _explanation(config: TrainTokenizerConfig, files: list[InputFile], complaint: str) -> str:
     """sentencepiece's complaint as reason and advice."""
     if needed := re.search(r"required_chars\. \d+ vs (\d+)", complaint):
-        return f"its characters alone need {needed[1]}; set vocab_size above that, or byte_fallback=false"
+        characters: set[str] = set()
+        for line in _Lines(config, files):
+            characters.update(line)
+        without_bytes = f", or byte_fallback=false vocab_size={SPECIAL_PIECES + len(characters)}" if config.byte_fallback else ""
+        return f"its characters alone need {needed[1]}; set vocab_size={needed[1]}{without_bytes} or above"
     if possible := re.search(r"<= (\d+)\.?\s*$", complaint):
         return f"it has no more than {possible[1]} different pieces; choose vocab_size={possible[1]}, or give more text"
-    return " ".join(complaint.split())
+    return f"{' '.join(complaint.split())}; give other text, or another kind"
 
 
-def _lines(config: TrainTokenizerConfig, files: list[InputFile]) -> Iterator[str]:
-    """Lines of the documents, files taking turns, until max_bytes. Records that cannot be read are left to `tokenize` to report."""
-    left = config.max_bytes
-    open_files = [read_records(file.path, config.text_key) for file in files]
-    while open_files:
-        for records in list(open_files):
-            record = next(records, None)
-            if record is None:
-                open_files.remove(records)
-                continue
-            for line in (record.text or "").splitlines():
+def _require_text(config: TrainTokenizerConfig, files: list[InputFile]) -> Iterator[str]:
+    """The lines to learn from. UserError where none has a visible character."""
+    lines = _Lines(config, files)
+    start: list[str] = []
+    stream = iter(lines)
+    for line in stream:
+        start.append(line)
+        if not line.isspace():
+            return chain(start, stream)
+    reason = f" (the first because of: {lines.first_reason})" if lines.bad else ""
+    raise UserError(f"the input holds no text: {lines.documents} empty and {lines.bad} unreadable documents{reason}; give files with text")
+
+
+class _Lines:
+    """Lines of the documents, files taking turns, until max_bytes. Records that cannot be read are counted, and left to `tokenize` to report."""
+
+    def __init__(self, config: TrainTokenizerConfig, files: list[InputFile]) -> None:
+        self._left = config.max_bytes
+        self._files = [read_records(file.path, config.text_key) for file in files]
+        self.documents = self.bad = 0
+        self.first_reason = ""
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._texts():
+            for line in text.split("\n"):  # not splitlines: form feeds and the like are characters to learn
                 for start in range(0, len(line), _MAX_LINE):
-                    if left <= 0:
+                    if self._left <= 0:
                         return
                     piece = line[start : start + _MAX_LINE]
-                    left -= len(piece.encode())
+                    self._left -= len(piece.encode())
                     yield piece
+
+    def _texts(self) -> Iterator[str]:
+        while self._files:
+            for records in list(self._files):
+                record = next(records, None)
+                if record is None:
+                    self._files.remove(records)
+                elif record.text is None:
+                    self.first_reason = self.first_reason or record.reason
+                    self.bad += 1
+                else:
+                    self.documents += 1
+                    yield record.text

@@ -13,11 +13,13 @@ from typing import BinaryIO
 import numpy as np
 
 from data_prep.readers import read_records
-from pretrain.data.files import atomic_writer
+from pretrain.data.files import Damaged, atomic_writer
 from pretrain.data.indexed import ShardWriter
-from pretrain.data.manifest import ShardRecord, shard_record
+from pretrain.data.manifest import ShardRecord, shard_record, verify_shard
+from pretrain.data.records import Malformed, read_record
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
+from pretrain.outputs import cannot_write
 
 PARTS = "parts"
 _BATCH_CHARACTERS = 1 << 20
@@ -64,13 +66,21 @@ class Part:
     bad: int
 
 
-def load_part(job: Job) -> Part | None:
-    """The part that an earlier run finished, or None."""
+def load_part(job: Job, ids: int) -> Part | None:
+    """The part that an earlier run with a tokenizer of `ids` ids finished, or None. Damaged where it, or its shard, is no longer whole."""
     try:
-        raw = json.loads(job.part.read_text(encoding="utf-8"))
+        part = read_record(Part, job.part)
     except FileNotFoundError:
         return None
-    return Part(**(raw | {"record": ShardRecord(**raw["record"]) if raw["record"] else None}))
+    except Malformed as error:
+        raise Damaged(f"{job.part} {error}", job.output) from error
+    if min(part.documents, part.empty, part.bad) < 0 or part.documents != (part.record.documents if part.record else 0):
+        raise Damaged(f"{job.part} counts {part.documents} documents, which its shard does not hold", job.output)
+    if part.record is not None:
+        if part.record.file != job.shard:
+            raise Damaged(f"{job.part} describes {part.record.file}", job.output)
+        verify_shard(job.output, part.record, dtype=job.dtype, ids=ids)
+    return part
 
 
 def run_job(job: Job, report: Report) -> Part:
@@ -86,7 +96,7 @@ def run_job(job: Job, report: Report) -> Part:
             prefix.with_name(job.shard + ".bin").unlink()
             prefix.with_name(job.shard + ".idx").unlink()
     except OSError as error:
-        raise UserError(f"cannot write {prefix}: {error.strerror or error}; free some space, then run the same command to continue") from error
+        raise UserError(f"{cannot_write(prefix, error)}, then run the same command to continue") from error
     part = Part(record, **counts)
     with atomic_writer(job.part) as stream:
         stream.write(json.dumps(asdict(part)).encode())

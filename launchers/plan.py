@@ -20,4 +20,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run_command(main, when_memory_is_full="plan a smaller network"))

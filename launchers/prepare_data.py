@@ -1,4 +1,4 @@
-"""Prepare text for pretraining: python launchers/prepare_data.py [tokenize | train_tokenizer | plays] KEY=VALUE … (--help lists them)."""
+"""Prepare text for pretraining: python launchers/prepare_data.py [tokenize | train_tokenizer | audit | plays] KEY=VALUE … (--help lists them)."""
 
 import sys
 from pathlib import Path
@@ -6,13 +6,25 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this folder would hide the packages behind its scripts
 
-from omegaconf import OmegaConf  # noqa: E402
-from omegaconf.errors import OmegaConfBaseException  # noqa: E402
-
 from data_prep.tasks import TASKS  # noqa: E402
 from pretrain.command_line import run_command  # noqa: E402
-from pretrain.compose import compose_arguments, typed  # noqa: E402
-from pretrain.errors import UserError  # noqa: E402
+from pretrain.compose import compose_arguments, resolved, typed  # noqa: E402
+from pretrain.errors import UserError, nearest  # noqa: E402
+
+PATHS = ("input", "corpus")
+"""Keys that take a path or a list of them."""
+
+
+def choose_task(arguments: list[str]) -> list[str]:
+    """The arguments with the task, which may be the first word alone or task=NAME, as Hydra's group. UserError for an unknown one."""
+    words = [f"task={arguments[0]}", *arguments[1:]] if arguments and not arguments[0].startswith("-") and "=" not in arguments[0] else arguments
+    chosen = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("task=")]
+    if len(chosen) > 1:
+        raise UserError(f"{' and '.join(chosen)} are two tasks; give one")
+    for name in chosen:
+        if name not in TASKS:
+            raise UserError(f"there is no task {name}{nearest(name, list(TASKS))}")
+    return [f"prepare_data={chosen[0]}" if word.lstrip("+").startswith("task=") else word for word in words]
 
 
 def run(tree: dict[str, Any]) -> None:
@@ -21,24 +33,22 @@ def run(tree: dict[str, Any]) -> None:
     missing = [key for key, value in tree.items() if value == "???"]
     if missing:
         raise UserError(f"{task} needs {' and '.join(f'{key}=…' for key in missing)}; --help shows every key")
+    for key in PATHS:
+        value = tree.get(key, "")
+        if not all(isinstance(path, str) for path in (value if isinstance(value, list) else [value])):
+            raise UserError(f"{key}={value} must be a path, or a list of them: {key}=A or {key}=[A,B]; quote a number: {key}=\"'5'\"")
     kind, action = TASKS[task]
     action(typed(kind, tree))
 
 
 def main() -> int:
-    """Compose, then run the task; the first word may be its name alone."""
-    if len(sys.argv) > 1 and "=" not in sys.argv[1] and not sys.argv[1].startswith("-"):
-        sys.argv[1] = f"prepare_data={sys.argv[1]}"
+    """Compose, then run the task."""
+    sys.argv[1:] = choose_task(sys.argv[1:])
     composed = compose_arguments("prepare_data")
     if composed is not None:
-        try:
-            tree = OmegaConf.to_container(composed, resolve=True)
-        except OmegaConfBaseException as error:
-            raise UserError(str(error)) from error
-        assert isinstance(tree, dict)
-        run({str(key): value for key, value in tree.items()})
+        run(resolved(composed))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run_command(main, when_memory_is_full="use fewer workers=, a smaller max_bytes=, or smaller input files"))

@@ -73,7 +73,7 @@ def build_engine(config: RunConfig, objective: Objective, groups: Groups, device
     return Engine(
         build_network(config, objective, groups, device), objective, groups, optimizer=config.optimizer, zero_stage=config.parallel.zero_stage,
         dtype=compute_dtype(config), device=device, micro_sequences=config.batch.micro_sequences, micro_batches=micro_batches,
-        length=config.batch.length, loss_chunk=config.precision.loss_chunk,
+        length=config.batch.length, loss_chunk=config.precision.loss_chunk, peak_lr=config.schedule.peak,
     )  # fmt: skip
 
 

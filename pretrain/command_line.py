@@ -1,9 +1,13 @@
 """How every launcher ends: a user's mistake is one sentence and exit code 64, printed once however many ranks make it."""
 
+import contextlib
 import os
+import re
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from pretrain.errors import UserError
 
@@ -11,24 +15,62 @@ USER_ERROR_EXIT = 64
 """EX_USAGE of sysexits.h; pretrain.quiet keeps torchrun silent about ranks that leave with it."""
 
 ANSWERED_NO_EXIT = 65
-"""The same for a command that answers a question, under torchrun: no is no failure to report at length."""
+"""The same for a rank of a command that has answered no; torchrun then leaves with 1."""
+LOST_PEER_EXIT = 69
+"""EX_UNAVAILABLE: this rank ended because another one had, whose own words, or torchrun's, say why."""
+_LOST_PEER = re.compile(r"gloo.*(closed by peer|reset by peer|Broken pipe)|ncclRemoteError|remote process exited", re.DOTALL)
 
 
 def answer(yes: bool) -> int:
-    """Exit code of a command that has answered a question in words: 0 for yes, 1 for no. torchrun leaves with 1 for any code of its ranks."""
+    """Exit code of a command that has answered a question in words: 0 for yes, 1 for no."""
     return 0 if yes else ANSWERED_NO_EXIT if "TORCHELASTIC_ERROR_FILE" in os.environ else 1
 
 
-def run_command(main: Callable[[], int]) -> int:
-    """The exit code of `main`. A UserError becomes `error: …` on standard error; other exceptions keep their traceback."""
+def run_command(main: Callable[[], int], *, when_memory_is_full: str) -> int:
+    """The exit code of `main`. A UserError becomes `error: …` on standard error, and so does memory that does not suffice.
+
+    when_memory_is_full  what the user can make smaller. Other exceptions keep their traceback.
+    """
     try:
-        return main()
+        with _one_interrupt():
+            return main()
     except UserError as error:
-        if _first_to_report():
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        return USER_ERROR_EXIT
+        return _refuse(str(error))
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        if _memory_is_full(error):
+            return _refuse(f"the memory does not suffice ({' '.join(str(error).split())[:200] or 'out of memory'}): {when_memory_is_full}")
+        if _LOST_PEER.search(str(error)):
+            return _refuse(f"rank {os.environ.get('RANK', '0')} lost its connection to another rank, which ended before it", LOST_PEER_EXIT)
+        raise
+
+
+def _refuse(sentence: str, code: int = USER_ERROR_EXIT) -> int:
+    if _first_to_report():
+        print(f"error: {sentence}", file=sys.stderr, flush=True)
+    return code
+
+
+@contextlib.contextmanager
+def _one_interrupt() -> Iterator[None]:
+    """Under torchrun a Ctrl-C arrives twice, from the terminal and from torchrun: the second must not interrupt the tidying up after the first."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield
+        return
+
+    def interrupt(*_: object) -> NoReturn:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def _memory_is_full(error: Exception) -> bool:
+    """Python's, CUDA's (by name: torch may not be here) and PyTorch's CPU allocator's ways to say so."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
 
 
 def is_main_rank() -> bool:

@@ -53,10 +53,7 @@ def command_from_arguments(config_name: str = "pretrain") -> Command | None:
 
 def command_from(composed: DictConfig) -> Command:
     """A composed tree as typed values. Raises UserError for unknown keys, missing values and wrong types."""
-    try:
-        tree: Any = OmegaConf.to_container(composed, resolve=True)
-    except OmegaConfBaseException as error:
-        raise UserError(f"the configuration does not resolve: {_resolution(error)}") from error
+    tree = resolved(composed)
     plan = typed(PlanConfig, tree.pop("plan", {}), prefix="plan")
     check, selftest = _flag(tree, "check"), _selftest_steps(tree)
     for key in SOURCES:
@@ -81,6 +78,15 @@ def _selftest_steps(tree: dict[str, Any]) -> int | None:
     if steps is not None and not wanted:
         raise UserError(f"selftest_steps={steps} belongs to selftest=true: add it, or leave selftest_steps out")
     return (steps or SELFTEST_STEPS) if wanted else None
+
+
+def resolved(composed: DictConfig) -> dict[str, Any]:
+    """A composed tree with its interpolations filled in. Raises UserError."""
+    try:
+        tree: Any = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"the configuration does not resolve: {_resolution(error)}") from error
+    return {str(key): value for key, value in tree.items()}
 
 
 def compose_arguments(config_name: str) -> DictConfig | None:

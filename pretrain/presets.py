@@ -80,7 +80,7 @@ def ladder_preset(size: str, objective: str) -> dict[str, Any]:
     """
     hidden, layers, heads = LADDER[size]
     prime = objective == "mdm_prime"
-    overrides = {"objective": objective, "backbone": "llama" if prime else "dit", "data": "slimpajama", "recipe": "scaling"}
+    overrides = {"objective": objective, "backbone": "llama" if prime else "dit", "data": "slimpajama_llama2", "recipe": "scaling"}
     return {
         "defaults": [{f"override /{group}": choice} for group, choice in overrides.items()],
         "name": f"{objective}_{size}",

@@ -51,7 +51,7 @@ RANGES: dict[str, Range] = {
     "backbone.vocab_multiple": _up_to(2**20),
     **OBJECTIVE_RANGES,
     "data.random_length_probability": (lambda x: 0 <= x <= 1, "be a probability; use a value in [0, 1]"),
-    "data.prefetch": _COUNT,
+    "data.prefetch": (lambda n: 1 <= n <= 64, "lie in [1, 64], since each is a global batch held in memory; use 2"),
     "batch.global_sequences": _up_to(2**24),
     "batch.micro_sequences": _up_to(2**24),
     "batch.length": _up_to(2**24),

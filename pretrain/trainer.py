@@ -229,6 +229,7 @@ class Trainer:
             label=self.objective.label(evaluation=False),
             resumed_step=checkpoint.step if checkpoint else None,
             total_steps=self.derived.steps,
+            last_step=self.derived.last_step,
             run_name=self.config.name,
             config=dataclasses.asdict(self.config),
             facts={

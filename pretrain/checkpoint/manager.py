@@ -213,7 +213,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
     Raises UserError if there is none, or the one named is damaged.
     """
     path = path.parent if path.name == CHECKPOINTS else path
-    if step_of(path.name) is None and (path / CHECKPOINTS).is_dir():
+    if step_of(path.name) is None and os.path.isdir(path / CHECKPOINTS):  # not Path.is_dir, which raises for names that are too long
         complaints = []
         for name in reversed(_steps(path / CHECKPOINTS)):
             folder = path / CHECKPOINTS / name
@@ -224,7 +224,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
         found = f" ({'; '.join(complaints)})" if complaints else ""
         raise UserError(f"{path} holds no complete checkpoint{found}; train it until its next save, or name another run")
     advice = "name a run directory, or a folder such as runs/NAME/checkpoints/step_00001000"
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise UserError(f"there is no checkpoint at {path}; {advice}")
     damages = inspect(path)
     if damages:

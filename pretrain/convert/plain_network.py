@@ -1,5 +1,6 @@
 """A training checkpoint, of any layout, as the plain network that samples and evaluates."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,13 +57,15 @@ def open_trained(path: Path, step: int | None = None) -> TrainedModel:
 
     Raises UserError when there is none, when it or its configuration is damaged, and when the tokenizer is not the one it was trained with.
     """
-    if step is not None and (path / CHECKPOINTS).is_dir():
+    if step is not None and os.path.isdir(path / CHECKPOINTS):
         folder = path / CHECKPOINTS / step_name(step)
         if not folder.is_dir():
             kept = ", ".join(sorted(entry.name for entry in (path / CHECKPOINTS).iterdir())) or "none"
             raise UserError(f"{path} has no checkpoint of step {step}; it has {kept}")
         path = folder
     checkpoint = find_checkpoint(path)
+    if step is not None and checkpoint.step != step:
+        raise UserError(f"{path} is the checkpoint of step {checkpoint.step}, not {step}; leave step out, or name the run directory")
     run = _read_run(checkpoint.folder / CONFIG)
     tokenizer = Tokenizer(run.tokenizer)
     vocabulary = run_vocabulary(run, tokenizer)

@@ -14,8 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
+from pretrain.data.files import Damaged
 from pretrain.data.indexed import IndexedShard, require_ids_below
-from pretrain.data.manifest import Manifest, verify
+from pretrain.data.manifest import FILE_NAME, Manifest, verify
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 
@@ -43,8 +44,6 @@ class Corpus:
         self._starts = [0, *accumulate(shard.tokens for shard in self.manifest.shards)]
         self._open: OrderedDict[int, IndexedShard] = OrderedDict()
         self._lock = threading.Lock()
-        if self.tokens == 0:
-            raise UserError(f"the corpus {self.folder} is empty (0 tokens); prepare it from files that hold text")
 
     def read(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens [start, start + count): int64 ids, and int32 document numbers counted from 0 at the first token.
@@ -108,10 +107,8 @@ class Corpus:
         record = self.manifest.shards[number]
         shard = IndexedShard(self.folder / record.file)
         if shard.tokens != record.tokens:
-            raise UserError(
-                f"{shard.bin_path} holds {shard.tokens} tokens, but the manifest says {record.tokens}; "
-                "the shard changed after preparation: prepare the corpus again"
-            )
+            problem = f"{shard.bin_path} holds {shard.tokens} tokens, but the manifest says {record.tokens}; the shard changed after preparation"
+            raise Damaged(problem, self.folder)
         return shard
 
 
@@ -125,15 +122,22 @@ def open_corpora(sources: Mapping[str, SourcePath], tokenizer: Tokenizer) -> dic
     corpora = {}
     for name, source in sources.items():
         try:
-            corpus = Corpus(source.path, name=name)
+            corpora[name] = _open_corpus(name, source.path, tokenizer)
         except UserError as error:
             raise UserError(f"data source '{name}': {error}") from error
-        made_with = corpus.manifest.tokenizer
-        if made_with.hash != tokenizer.hash:
-            raise UserError(
-                f"data source '{name}' ({source.path}) was prepared with tokenizer {made_with.name} ({made_with.hash[:12]}), "
-                f"but the run uses {tokenizer.name} ({tokenizer.hash[:12]}); set tokenizer= to that one, or prepare the corpus again"
-            )
-        verify(corpus.folder, corpus.manifest)
-        corpora[name] = corpus
     return corpora
+
+
+def _open_corpus(name: str, path: str, tokenizer: Tokenizer) -> Corpus:
+    corpus = Corpus(path, name=name)
+    made_with = corpus.manifest.tokenizer
+    if made_with.hash != tokenizer.hash:
+        raise UserError(
+            f"{path} was prepared with tokenizer {made_with.name} ({made_with.hash[:12]}), "
+            f"but the run uses {tokenizer.name} ({tokenizer.hash[:12]}); set tokenizer= to that one, or prepare the text again in another folder"
+        )
+    for field, said, is_ in (("size", made_with.size, tokenizer.size), ("eos_id", made_with.eos_id, tokenizer.eos_id)):
+        if said != is_:
+            raise Damaged(f"{corpus.folder / FILE_NAME} says tokenizer.{field}={said}, and that tokenizer has {is_}", corpus.folder)
+    verify(corpus.folder, corpus.manifest)
+    return corpus

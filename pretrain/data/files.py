@@ -1,16 +1,31 @@
-"""Atomic files and content hashes: what every writer of prepared data shares."""
+"""Atomic files, content hashes, and what to do about a damaged corpus: what every writer and reader of prepared data shares."""
 
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from pretrain.errors import UserError
+from pretrain.outputs import cannot_write
 
 SAMPLED_BYTES = 4096
 """Size of each of the three blocks (first, middle, last) that `sampled_hash` reads."""
+
+
+class Damaged(UserError):
+    """A corpus that is not as it was prepared: `problem` alone, and the message with the way out.
+
+    The folder must go first: prepare_data refuses to write over one whose manifest does not hold.
+    """
+
+    def __init__(self, problem: str, folder: Path) -> None:
+        self.problem = problem
+        super().__init__(
+            f"{problem}; copy the corpus again from where it is whole, or remove {folder} and prepare the corpus again with: "
+            f"python launchers/prepare_data.py tokenize input=TEXT tokenizer=TOKENIZER output={folder}"
+        )
 
 
 def sync_folder(folder: Path) -> None:
@@ -24,7 +39,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
-    """Write `path` so that it either appears whole or not at all: temporary file, fsync, rename. UserError on a full or read-only disk."""
+    """Write `path` so that it either appears whole or not at all: temporary file, fsync, rename. UserError where the disk refuses."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,11 +50,16 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror or error}; free some space or choose another output") from error
+        _discard(temporary)
+        raise cannot_write(path, error) from error
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        _discard(temporary)
         raise
+
+
+def _discard(temporary: Path) -> None:
+    with suppress(OSError):  # what made the write fail may also hide the file
+        temporary.unlink(missing_ok=True)
 
 
 def file_hash(path: Path) -> str:

@@ -14,8 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pretrain.data.files import SAMPLED_BYTES, sync_folder
-from pretrain.errors import UserError
+from pretrain.data.files import SAMPLED_BYTES, Damaged, sync_folder
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -86,14 +85,14 @@ class ShardWriter:
 class IndexedShard:
     """Reads a shard through memory maps; opening costs two small reads, whatever the size.
 
-    Raises UserError for missing files, a foreign or cut-off .idx, and a .bin whose size is not what the .idx says.
+    Raises Damaged (a UserError) for missing files, a foreign or cut-off .idx, and a .bin whose size is not what the .idx says.
     """
 
     def __init__(self, prefix: Path) -> None:
         self.bin_path, self.idx_path = _paths(prefix)
         self.dtype, self._sequences, self.documents = self._read_header()
         lengths_end = _HEADER.size + 4 * self._sequences
-        index = np.memmap(self.idx_path, dtype=np.uint8, mode="r")  # one map, so one file descriptor, for the three arrays
+        index = _map(self.idx_path, np.dtype(np.uint8))  # one map, so one file descriptor, for the three arrays
         lengths = np.frombuffer(index, "<i4", self._sequences, _HEADER.size)
         self._offsets = np.frombuffer(index, "<i8", self._sequences, lengths_end)
         self._first_sequence = np.frombuffer(index, "<i8", self.documents + 1, lengths_end + 8 * self._sequences)
@@ -101,7 +100,7 @@ class IndexedShard:
         bin_bytes = (int(self._offsets[-1]) if self._sequences else 0) + last_length * self.dtype.itemsize
         self._check_sizes(bin_bytes)
         self.tokens = bin_bytes // self.dtype.itemsize
-        self._ids = np.memmap(self.bin_path, dtype=self.dtype, mode="r") if self.tokens else np.zeros(0, self.dtype)
+        self._ids = _map(self.bin_path, self.dtype) if self.tokens else np.zeros(0, self.dtype)
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Tokens [start, start + count) of the shard, as int64."""
@@ -124,7 +123,7 @@ class IndexedShard:
         return self.tokens if sequence >= self._sequences else int(self._offsets[sequence]) // self.dtype.itemsize
 
     def check_ids(self, size: int) -> None:
-        """UserError if an id >= `size` stands in the first, middle or last block of the .bin."""
+        """Damaged if an id >= `size` stands in the first, middle or last block of the .bin."""
         block = SAMPLED_BYTES // self.dtype.itemsize
         for start in (0, (self.tokens - block) // 2, self.tokens - block):
             require_ids_below(size, self.read(max(start, 0), block), self.bin_path)
@@ -138,34 +137,47 @@ class IndexedShard:
             with self.idx_path.open("rb") as stream:
                 raw = stream.read(_HEADER.size)
         except OSError as error:
-            raise UserError(f"{self.idx_path} cannot be read ({error.strerror}); prepare the corpus again") from error
+            raise unreadable(self.idx_path, error) from error
         if len(raw) < _HEADER.size or not raw.startswith(MAGIC):
-            raise UserError(f"{self.idx_path} is not a Megatron index (its first bytes are not MMIDIDX); prepare the corpus again")
+            raise Damaged(f"{self.idx_path} is not a Megatron index (its first bytes are not MMIDIDX)", self.idx_path.parent)
         _, version, code, sequences, documents = _HEADER.unpack(raw)
         if version != VERSION or code not in _DTYPES or documents < 1:
-            raise UserError(f"{self.idx_path} has version {version} and type code {code}; only version 1 with uint16 (8) or int32 (4) ids is read")
+            problem = f"{self.idx_path} has version {version} and type code {code}, and only version 1 with uint16 (8) or int32 (4) ids is read"
+            raise Damaged(problem, self.idx_path.parent)
         expected = _HEADER.size + 12 * sequences + 8 * documents
         if (size := self.idx_path.stat().st_size) < expected:
-            raise UserError(f"{self.idx_path} is cut off: {size} bytes where its header needs {expected}; copy or prepare it again")
+            raise Damaged(f"{self.idx_path} is cut off: {size} bytes where its header needs {expected}", self.idx_path.parent)
         return _DTYPES[code], sequences, documents - 1
 
     def _check_sizes(self, expected: int) -> None:
         try:
             size = self.bin_path.stat().st_size
         except OSError as error:
-            raise UserError(f"{self.bin_path} cannot be read ({error.strerror}); copy or prepare it again") from error
+            raise unreadable(self.bin_path, error) from error
         if size < expected:
-            raise UserError(f"{self.bin_path} is cut off: {size} bytes where {self.idx_path.name} says {expected}; copy or prepare it again")
+            raise Damaged(f"{self.bin_path} is cut off: {size} bytes where {self.idx_path.name} says {expected}", self.bin_path.parent)
         if size > expected or (self.documents and int(self._first_sequence[-1]) != self._sequences):
-            raise UserError(f"{self.bin_path} ({size} bytes) and {self.idx_path.name} ({expected} bytes) disagree; prepare the corpus again")
+            raise Damaged(f"{self.bin_path} ({size} bytes) and {self.idx_path.name} ({expected} bytes) disagree", self.bin_path.parent)
 
 
 def require_ids_below(size: int, ids: np.ndarray, path: Path) -> None:
-    """UserError naming the file when an id does not belong to a vocabulary of `size`."""
+    """Damaged, naming the file, when an id does not belong to a vocabulary of `size`."""
     if ids.size and (largest := int(ids.max())) >= size:
-        raise UserError(f"{path} holds id {largest}, but the tokenizer has {size} ids (0..{size - 1}); prepare the corpus with this run's tokenizer")
+        raise Damaged(f"{path} holds id {largest}, but the tokenizer has {size} ids (0..{size - 1})", path.parent)
     if ids.size and (smallest := int(ids.min())) < 0:
-        raise UserError(f"{path} holds the negative id {smallest}; the file is damaged: prepare the corpus again")
+        raise Damaged(f"{path} holds the negative id {smallest}", path.parent)
+
+
+def unreadable(path: Path, error: OSError) -> Damaged:
+    """The sentence for a shard's file that the system does not hand out."""
+    return Damaged(f"{path} cannot be read ({error.strerror or error})", path.parent)
+
+
+def _map(path: Path, dtype: np.dtype) -> np.ndarray:
+    try:
+        return np.memmap(path, dtype=dtype, mode="r")
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def _paths(prefix: Path) -> tuple[Path, Path]:

@@ -4,17 +4,17 @@
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from pretrain.data.files import atomic_writer, file_hash, sampled_hash
+from pretrain.data.files import Damaged, atomic_writer, file_hash, sampled_hash
 from pretrain.data.indexed import IndexedShard
+from pretrain.data.manifest_rules import FORMAT_VERSION, first_broken
+from pretrain.data.records import Malformed, parse, shown, typed_record
 from pretrain.errors import UserError
 
 FILE_NAME = "manifest.json"
-FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,30 @@ class TokenizerRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InputRecord:
+    """An input file as it was read: name, size, and hash of three blocks; does not change when the file is copied."""
+
+    name: str
+    bytes: int
+    sample: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What was asked for; decides whether a re-run has anything to do. `tokenizer` is its hash."""
+
+    format_version: int
+    tokenizer: str
+    text_key: str
+    shard_bytes: int
+    inputs: tuple[InputRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """A prepared corpus.
 
     dtype      uint16 or int32: the smaller one that holds every id and the mask id.
-    request    what was asked for (inputs with sizes and sampled hashes, text key): decides whether a re-run has anything to do.
     counts     documents read, empty ones dropped, bad lines quarantined.
     """
 
@@ -56,7 +75,7 @@ class Manifest:
     tokens: int
     documents: int
     shards: tuple[ShardRecord, ...]
-    request: dict[str, Any]
+    request: Request
     counts: dict[str, int]
 
     def write(self, folder: Path) -> None:
@@ -66,31 +85,32 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> "Manifest":
-        """Read manifest.json. UserError where the folder was never prepared, is incomplete, or has another format."""
+        """Read manifest.json. UserError where the folder was never prepared or is incomplete; Damaged, naming the field, where it does not hold."""
         path = folder / FILE_NAME
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
+            content = path.read_bytes()
         except FileNotFoundError:
             raise UserError(
                 f"no prepared corpus in {folder} ({FILE_NAME} is missing); prepare it with: "
                 f"python launchers/prepare_data.py tokenize input=TEXT tokenizer=TOKENIZER output={folder}"
             ) from None
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read ({error}); prepare the corpus again") from error
-        return cls._parse(raw, path)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror or error}); give the folder that launchers/prepare_data.py wrote") from error
+        try:
+            manifest = cls._parse(content)
+        except Malformed as error:
+            raise Damaged(f"{path} {error}", folder) from error
+        if broken := first_broken(manifest):
+            raise Damaged(f"{path} {broken}", folder)
+        return manifest
 
     @classmethod
-    def _parse(cls, raw: Any, path: Path) -> "Manifest":
+    def _parse(cls, content: bytes) -> "Manifest":
+        raw = parse(content)
         version = raw.get("format_version") if isinstance(raw, dict) else None
         if version != FORMAT_VERSION:
-            raise UserError(f"{path} has format version {version}, this code reads version {FORMAT_VERSION}; prepare the corpus again")
-        try:
-            shards = tuple(ShardRecord(**shard) for shard in raw["shards"])
-            tokenizer = TokenizerRecord(**raw["tokenizer"])
-            plain = {field.name: raw[field.name] for field in fields(cls) if field.name not in ("shards", "tokenizer")}
-            return cls(shards=shards, tokenizer=tokenizer, **plain)
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{path} does not have the fields of a manifest ({error}); prepare the corpus again") from error
+            raise Malformed(f"has format version {shown(version)}, and this code reads version {FORMAT_VERSION}")
+        return typed_record(cls, raw)
 
 
 WHOLE_INDEX_BYTES = 64 << 20
@@ -98,31 +118,45 @@ WHOLE_INDEX_BYTES = 64 << 20
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Sizes, headers, sampled blocks and indexes of every shard against the manifest. UserError names the first shard that differs."""
+    """Sizes, headers, sampled blocks and indexes of every shard against the manifest. Damaged names the first shard that differs."""
     for record in manifest.shards:
-        shard = IndexedShard(folder / record.file)
-        found = (shard.tokens, shard.documents, str(shard.dtype))
-        if found != (record.tokens, record.documents, manifest.dtype):
-            raise UserError(
-                f"{shard.idx_path} holds {found[0]} tokens, {found[1]} documents of {found[2]}, but the manifest says "
-                f"{record.tokens}, {record.documents}, {manifest.dtype}; the shard changed after preparation: prepare the corpus again"
-            )
-        if sampled_hash(shard.bin_path) != record.sample:
-            raise UserError(f"{shard.bin_path} changed after preparation (sampled blocks differ from the manifest); prepare the corpus again")
-        if record.idx_bytes <= WHOLE_INDEX_BYTES and file_hash(shard.idx_path) != record.idx_hash:
-            raise UserError(f"{shard.idx_path} changed after preparation (its hash differs from the manifest); prepare the corpus again")
-        shard.check_ids(manifest.tokenizer.size)
+        verify_shard(folder, record, dtype=manifest.dtype, ids=manifest.tokenizer.size)
 
 
-def audit(folder: Path, manifest: Manifest, on_shard: Callable[[ShardRecord], None] = lambda record: None) -> None:
-    """`verify`, then the full hash of every file. UserError names the first one that differs."""
-    verify(folder, manifest)
+def verify_shard(folder: Path, record: ShardRecord, *, dtype: str, ids: int) -> None:
+    """One shard of a tokenizer with so many ids, in milliseconds. Raises Damaged."""
+    shard = IndexedShard(folder / record.file)
+    found = (shard.tokens, shard.documents, str(shard.dtype))
+    if found != (record.tokens, record.documents, dtype):
+        raise Damaged(
+            f"{shard.idx_path} holds {found[0]} tokens, {found[1]} documents of {found[2]}, but the manifest says "
+            f"{record.tokens}, {record.documents}, {dtype}; the shard changed after preparation",
+            folder,
+        )
+    if sampled_hash(shard.bin_path) != record.sample:
+        raise Damaged(f"{shard.bin_path} changed after preparation (sampled blocks differ from the manifest)", folder)
+    if (size := shard.idx_path.stat().st_size) != record.idx_bytes:
+        raise Damaged(f"{shard.idx_path} changed after preparation ({size} bytes, and the manifest says {record.idx_bytes})", folder)
+    if record.idx_bytes <= WHOLE_INDEX_BYTES and file_hash(shard.idx_path) != record.idx_hash:
+        raise Damaged(f"{shard.idx_path} changed after preparation (its hash differs from the manifest)", folder)
+    shard.check_ids(ids)
+
+
+def audit(folder: Path, manifest: Manifest) -> Iterator[tuple[ShardRecord, str]]:
+    """Every shard with its problem, empty where it is whole: `verify_shard`, then the full hash of both files."""
     for record in manifest.shards:
-        for suffix, expected in ((".bin", record.bin_hash), (".idx", record.idx_hash)):
-            path = folder / (record.file + suffix)
-            if file_hash(path) != expected:
-                raise UserError(f"{path} changed after preparation (its hash differs from the manifest); prepare the corpus again")
-        on_shard(record)
+        try:
+            verify_shard(folder, record, dtype=manifest.dtype, ids=manifest.tokenizer.size)
+            for suffix, expected in ((".bin", record.bin_hash), (".idx", record.idx_hash)):
+                path = folder / (record.file + suffix)
+                if file_hash(path) != expected:
+                    raise Damaged(f"{path} changed after preparation (its hash differs from the manifest)", folder)
+        except Damaged as damage:
+            yield record, damage.problem
+        except OSError as error:  # a disk that fails while it is read
+            yield record, f"{folder / record.file} cannot be read ({error.strerror or error})"
+        else:
+            yield record, ""
 
 
 def shard_record(prefix: Path) -> ShardRecord:

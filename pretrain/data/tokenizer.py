@@ -15,7 +15,13 @@ from pretrain.errors import UserError
 from pretrain.parallel.vocabulary import Vocabulary
 
 _EOS_NAMES = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eos|>", "[SEP]", "<|im_end|>")
+_PARTS = {1, 2, 3}
+"""Fields of a sentencepiece model that every trained one has, in this order: pieces, trainer's settings, normaliser's settings."""
 _DEDICATED = re.compile(r"mask|reserved|unused|<SPECIAL_\d+>", re.IGNORECASE)
+
+
+class Unusable(Exception):
+    """Why the content of a tokenizer file does not serve."""
 
 
 class _Backend(Protocol):
@@ -56,9 +62,10 @@ class Tokenizer:
         self.size = self._backend.size
         self.special_ids = self._backend.special_ids
         if self._backend.eos_id is None:
+            way_out = ' put a tokenizer_config.json with "eos_token", a token that it has, next to it, or' if self.path.suffix == ".json" else ""
             raise UserError(
-                f"{self.path} has no end-of-document token; put a tokenizer_config.json with \"eos_token\" next to it, or train a tokenizer with "
-                "python launchers/prepare_data.py train_tokenizer"
+                f"{self.path} has no end-of-document token;{way_out} train a tokenizer with: "
+                "python launchers/prepare_data.py train_tokenizer input=TEXT output=NAME.model"
             )
         self.eos_id: int = self._backend.eos_id
 
@@ -116,7 +123,12 @@ class _SentencePiece:
         from sentencepiece import SentencePieceProcessor
 
         self._model = SentencePieceProcessor()
-        self._model.LoadFromSerializedProto(content)
+        try:
+            self._model.LoadFromSerializedProto(content)
+        except RuntimeError as error:  # its message is a line of its C++ source
+            raise Unusable("it is not a sentencepiece model, or cut off") from error
+        if _PARTS - _fields(content):  # the library takes what is there when the end falls between two pieces
+            raise Unusable(f"it is cut off after {self._model.vocab_size()} pieces")
         self.size: int = self._model.vocab_size()
         roles = {"eos": self._model.eos_id(), "bos": self._model.bos_id(), "pad": self._model.pad_id(), "unk": self._model.unk_id()}
         self.special_ids = {role: token for role, token in roles.items() if token >= 0}
@@ -136,16 +148,44 @@ class _SentencePiece:
         return not (self._model.is_control(token) or self._model.is_unused(token))
 
 
+def _fields(content: bytes) -> set[int]:
+    """Numbers of the leading fields of a protobuf message that has parsed and whose fields are messages themselves."""
+    found, position = set(), 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = content[position]
+            value, shift, position = value | (byte & 0x7F) << shift, shift + 7, position + 1
+            if byte < 0x80:
+                return value
+
+    while position < len(content):
+        key = varint()
+        if key & 7 != 2:  # not of a stated length: somebody's extension
+            break
+        found.add(key >> 3)
+        size = varint()  # before the sum: it moves the position
+        position += size
+    return found
+
+
 class _HuggingFace:
     def __init__(self, path: Path, content: bytes) -> None:
         from tokenizers import Tokenizer as Model
 
-        self._model = Model.from_str(content.decode("utf-8"))
+        try:
+            self._model = Model.from_str(content.decode("utf-8"))
+        except Exception as error:  # that is what the library raises
+            raise Unusable(f"it is not a Hugging Face tokenizer.json: {' '.join(str(error).split())}") from error
         # both are stored in the file by whoever used it last, and would cut or pad documents
         self._model.no_truncation()
         self._model.no_padding()
         self._model.encode_special_tokens = True
-        self.size: int = max(self._model.get_vocab(with_added_tokens=True).values()) + 1
+        self.size: int = max(self._model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if not 0 < self.size < 2**31:
+            raise Unusable(f"it has {self.size} ids, and a corpus holds between 1 and 2^31")
         self._special = {token for token, added in self._model.get_added_tokens_decoder().items() if added.special}
         self.special_ids = self._roles(path)
         self.eos_id = self.special_ids.get("eos")
@@ -177,9 +217,11 @@ def _token_names(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}); mend or remove it") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path} holds {config!r:.40}, where an object such as {{\"eos_token\": \"</s>\"}} is needed; mend or remove it")
     tokens = {role: config.get(f"{role}_token") for role in ("eos", "bos", "pad", "unk")}
     texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
     return {role: text for role, text in texts.items() if isinstance(text, str)}
@@ -191,7 +233,5 @@ def _open(path: Path, content: bytes) -> _Backend:
         raise UserError(f"tokenizer {path} is neither a sentencepiece .model nor a Hugging Face tokenizer.json; convert it to one of them")
     try:
         return kinds[path.suffix]()
-    except ImportError:
-        raise
-    except Exception as error:  # both libraries raise plain Exception and RuntimeError for damaged files
-        raise UserError(f"tokenizer {path} cannot be loaded ({error}); it is damaged or of another kind: copy it again") from error
+    except Unusable as error:
+        raise UserError(f"tokenizer {path} ({len(content)} bytes) cannot be loaded ({error}); copy it again") from error

@@ -33,7 +33,8 @@ class ObjectiveOptimizer:
     """AdamW over an objective's own parameters, in fp32 outside DeepSpeed (whose bf16 engine would cast them).
 
     Each parameter's gradient is a sum over data-parallel replicas and pipeline stages, and over tensor-parallel ranks where the parameter
-    is marked `partial_over_tensor`. Its learning rate is `learning_rate` of the parameter where that is set, else the run's.
+    is marked `partial_over_tensor`. Its learning rate is the run's; where the parameter has a `learning_rate` of its own, that takes the place
+    of the schedule's peak, and warms up and decays with it (as Plaid's one scheduler does with all its groups).
 
     Parameters marked `clip_apart` minimise something else than the run's loss (RePlaid's schedule: a variance). Their gradients are in other
     units, so they are clipped among themselves, and do not count in the model's gradient norm.
@@ -62,12 +63,13 @@ class ObjectiveOptimizer:
             squared[int(_apart(parameter))] += parameter.grad.double().square().sum().cpu()
         return float(squared[0]), float(squared[1])
 
-    def step(self, lr: float, gradient_scale: float, apart_scale: float) -> None:
-        """Scale gradients (by the clips and the loss convention), update, clear."""
+    def step(self, lr: float, gradient_scale: float, apart_scale: float, *, peak: float) -> None:
+        """Scale gradients (by the clips and the loss convention), update, clear. `peak` is the schedule's highest rate."""
         if self._optimizer is None:
             return
         for group in self._optimizer.param_groups:
-            group["lr"] = getattr(group["params"][0], "learning_rate", lr)
+            own = getattr(group["params"][0], "learning_rate", None)
+            group["lr"] = lr if own is None else own * lr / peak
         for parameter in self.parameters:
             assert parameter.grad is not None
             parameter.grad.mul_(apart_scale if _apart(parameter) else gradient_scale)

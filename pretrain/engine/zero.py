@@ -40,13 +40,13 @@ class Engine:
 
     def __init__(
         self, stage: Stage, objective: Objective, groups: Groups, *, optimizer: OptimizerConfig, zero_stage: int, dtype: torch.dtype,
-        device: torch.device, micro_sequences: int, micro_batches: int, length: int, loss_chunk: int,
+        device: torch.device, micro_sequences: int, micro_batches: int, length: int, loss_chunk: int, peak_lr: float,
     ) -> None:  # fmt: skip
         import deepspeed
 
         _quiet_deepspeed()
         self.module, self.objective, self.groups, self.device = stage, objective, groups, device
-        self.zero_stage, self.config = zero_stage, optimizer
+        self.zero_stage, self.config, self._peak_lr = zero_stage, optimizer, peak_lr
         self._micro_batches, self._micro_sequences, self._length, self._chunk = micro_batches, micro_sequences, length, loss_chunk
         rows = stage.table["head.weight"].shape[0] // groups.tensor.size
         first = groups.tensor.rank * rows
@@ -141,7 +141,7 @@ class Engine:
         if clip:
             self.optimizer.clip_grad = clip * network / max(joint, 1e-30)
         factor, apart_factor = (min(1.0, clip / (norm + 1e-6)) if clip else 1.0 for norm in (joint, apart))
-        self.objective_optimizer.step(lr, undo * factor, undo * apart_factor)
+        self.objective_optimizer.step(lr, undo * factor, undo * apart_factor, peak=self._peak_lr)
         self._joint_norm = joint
 
     def _network_norm(self) -> float:

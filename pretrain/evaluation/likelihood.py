@@ -45,15 +45,17 @@ class LikelihoodResult:
     @property
     def perplexity(self) -> float:
         """exp(nats per token)."""
-        return _exp(self.nats_per_token)
+        return perplexity_of(self.nats_per_token)
 
     @property
     def perplexity_interval(self) -> tuple[float, float]:
         """The confidence interval on the scale of perplexity."""
-        return _exp(self.ci_low), _exp(self.ci_high)
+        return perplexity_of(self.ci_low), perplexity_of(self.ci_high)
 
     def __str__(self) -> str:
         """For example: perplexity 61.2 (bound, 95% CI 60.1-62.3). What is no likelihood is given in nats: it has no perplexity."""
+        if not math.isfinite(self.nats_per_token):
+            return f"no perplexity ({self.label}): the loss of the held-out text is {self.nats_per_token}, the model has diverged"
         if self.label == "not_a_likelihood":
             return f"{self.nats_per_token:.4f} nats/token ({self.label}, {_interval(self.ci_low, self.ci_high, '.4f', self.sequences)})"
         digits = _format(self.perplexity)
@@ -61,9 +63,14 @@ class LikelihoodResult:
 
     def describe(self) -> str:
         """`str` with nats, amount of text, and what the interval is about."""
-        over = "the choice of held-out text" if self.label == "exact" else f"the choice of held-out text and noise ({self.draws} per sequence)"
+        text = f"{self.tokens:,} tokens in {self.sequences:,} sequence{'s' if self.sequences > 1 else ''}"
+        if not math.isfinite(self.nats_per_token):
+            return f"{self}; {text}"
         nats = "" if self.label == "not_a_likelihood" else f"; {self.nats_per_token:.4f} nats/token"
-        return f"{self}{nats} over {self.tokens:,} tokens in {self.sequences:,} sequences; the interval is over {over}"
+        if math.isnan(self.ci_low):
+            return f"{self}{nats} over {text}"
+        over = "the choice of held-out text" if self.label == "exact" else f"the choice of held-out text and noise ({self.draws} per sequence)"
+        return f"{self}{nats} over {text}; the interval is over {over}"
 
 
 def estimate_likelihood(
@@ -112,6 +119,11 @@ def _combined(ids_R: np.ndarray, nats_R: np.ndarray, tokens_R: np.ndarray, size:
     return ids_GS[:, 0], -(logsumexp(-nats_GS, axis=1) - math.log(size)), tokens_GS[:, 0]
 
 
+def perplexity_of(nats: float) -> float:
+    """exp(nats per token); inf past the range of a double, since a diverged model must still be reported."""
+    return math.exp(nats) if not nats > 709.0 else math.inf
+
+
 def unigram_entropy(counts_V: np.ndarray) -> float:
     """Nats per token of the best unigram model of a text, fitted to that very text: no unigram model does better on it.
 
@@ -134,11 +146,6 @@ def _ratio(nats_N: np.ndarray, tokens_N: np.ndarray) -> tuple[float, float]:
     return mean, float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error
 
 
-def _exp(nats: float) -> float:
-    # Past the range of a double a perplexity is inf, not an error: a diverged model must still be reported.
-    return math.exp(nats) if not nats > 709.0 else math.inf
-
-
 def _format(value: float) -> str:
     """Three significant digits below 1000, whole numbers with separators to a million, then powers of ten."""
     if not value < 1e6:
@@ -148,5 +155,5 @@ def _format(value: float) -> str:
 
 def _interval(low: float, high: float, spec: str, sequences: int) -> str:
     if math.isnan(low):
-        return f"no CI from {sequences} sequence"
+        return "no CI from 1 sequence" if sequences == 1 else "no CI"
     return f"{CONFIDENCE:.0%} CI {format(low, spec)}-{format(high, spec)}"

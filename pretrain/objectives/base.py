@@ -103,7 +103,8 @@ class Objective(ABC):
         """Parameters of the objective itself. They stay in fp32 outside the bf16 engine, with an optimizer of their own. Buffers of these
         modules are the running state that checkpoints keep.
 
-        A parameter's `learning_rate` and `weight_decay` attributes replace the run's; `partial_over_tensor` says that each tensor-parallel
+        A parameter's `learning_rate` (a peak) and `weight_decay` attributes replace the run's; `clip_apart` keeps its gradient out of the
+        model's norm, since it minimises something else; `partial_over_tensor` says that each tensor-parallel
         rank's gradient is only its columns' part.
         """
         return nn.ModuleDict()

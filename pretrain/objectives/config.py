@@ -55,7 +55,7 @@ class RePlaidConfig:
                        learn from the others); evaluation then uses it on all.
     output_prior       add the evidence of z_t about each token, (alpha / sigma^2) z E^T, to the logits.
     prior_ramp_steps   steps over which that addition grows from 0 to its full size.
-    learning_rate      of embeddings, schedule and endpoints, whatever the network's schedule says after warm-up.
+    learning_rate      peak for embeddings, schedule and endpoints in place of the run's; warm-up and decay are the run's.
     endpoint_decay     decoupled weight decay of the endpoints: lr * decay is taken off per step (Plaid takes off 1e-3 whatever the rate; that
                        is 0.1 at a rate of 1e-2).
     """

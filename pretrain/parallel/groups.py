@@ -52,6 +52,7 @@ def initialize(config: ParallelConfig, *, seed: int, timeout_minutes: float = 30
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
     platform.prepare()
+    platform.silence_renamed_collectives()
     for key, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         os.environ.setdefault(key, value)
     if torch.cuda.is_available():

@@ -5,6 +5,7 @@ questions with the CPU; where there is, it does nothing. The changes are confine
 `torch.cuda.current_device` and friends, the `torch` name inside its schedules module, and the random-state helpers of its checkpointing.
 """
 
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -35,6 +36,12 @@ def device() -> torch.device:
 def backend() -> str:
     """The torch.distributed backend that serves `device()`."""
     return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def silence_renamed_collectives() -> None:
+    """torch 2.13 renamed two collectives; DeepSpeed and megatron-core still call them by their old names, which warns once per rank."""
+    renamed = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor|_all_gather_base|_reduce_scatter_base)` is "
+    warnings.filterwarnings("ignore", message=renamed, category=FutureWarning)
 
 
 def bf16_is_fast() -> bool:

@@ -23,6 +23,9 @@ from pretrain.parallel.vocab_mean import CrossEntropyAndMean
 from pretrain.parallel.vocab_terms import Log1pTerms
 from pretrain.parallel.vocabulary import Vocabulary
 
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Renamed in torch 2.13, where the old name warns."""
+
 
 class VocabShard:
     """Columns [start, end) of the padded vocabulary; `group` is the tensor-parallel group, None at TP=1."""
@@ -151,7 +154,7 @@ class VocabShard:
             return part.unsqueeze(0)
         ranks = dist.get_world_size(self.group)
         parts = part.new_empty(ranks * part.shape[0], *part.shape[1:])  # gloo wants the parts one after another along the first axis
-        dist.all_gather_into_tensor(parts, part.contiguous(), group=self.group)
+        _all_gather(parts, part.contiguous(), group=self.group)
         return parts.unflatten(0, (ranks, -1))
 
 

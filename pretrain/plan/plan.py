@@ -131,13 +131,13 @@ def fitting_layout(needs: Needs) -> Layout | None:
 
 def check_data(config: RunConfig) -> None:
     """Raises UserError naming the tokenizer or prepared corpus that is missing, and the command that makes it."""
-    if not Path(config.tokenizer).exists():
+    if not os.path.exists(config.tokenizer):  # not Path.exists, which raises for names that are too long
         made = f"python launchers/prepare_data.py train_tokenizer input=TEXT output={config.tokenizer}"
         advice = f"train it with: {made}" if config.tokenizer.endswith(".model") else "copy the tokenizer there, or set tokenizer=FILE"
         raise UserError(f"tokenizer={config.tokenizer} does not exist; {advice}")
     Tokenizer(config.tokenizer)
     for key, path in _sources(config):
-        if not (Path(path) / MANIFEST).exists():
+        if not os.path.exists(Path(path) / MANIFEST) and not os.path.isfile(path):
             raise UserError(
                 f"{key}.path={path} holds no prepared corpus; prepare it with: "
                 f"python launchers/prepare_data.py tokenize input=TEXT tokenizer={config.tokenizer} output={path}"
@@ -170,7 +170,7 @@ def check_directory(config: RunConfig) -> None:
 
 def model_size(config: RunConfig, assumed: int | None) -> int:
     """Classes of the model: from the tokenizer where it exists, else as assumed. Raises UserError where neither is known."""
-    if not Path(config.tokenizer).exists():
+    if not os.path.exists(config.tokenizer):  # not Path.exists, which raises for names that are too long
         if assumed is None:
             raise UserError(f"tokenizer={config.tokenizer} does not exist; to plan without it, give the model's vocabulary: plan.vocabulary=32001")
         return assumed

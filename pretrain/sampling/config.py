@@ -5,6 +5,19 @@ from typing import Literal
 
 from pretrain.errors import UserError
 
+_RANGES = {
+    "step": (0, 2**63 - 1, "leave it out for the newest checkpoint"),
+    "count": (1, 10**6, "start the command again with another seed for more"),
+    "batch": (1, 2**16, "use for example 16"),
+    "length": (1, 2**20, "leave it out for the length that the model was trained with"),
+    "steps": (1, 10**6, "leave it out for one per token"),
+    "top_k": (0, 2**31 - 1, "use 0 for all tokens"),
+    "seed": (0, 2**63 - 1, "use for example 1"),
+}
+_NOT_EMPTY = {"checkpoint": "give runs/NAME", "output": "leave it out for samples.jsonl in the run's directory", "device": "leave it out, or use cpu"}
+_TEMPERATURES = (1e-6, 1e6)
+"""Beyond them logits over temperature overflow, or all tokens are as likely as each other."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
@@ -44,14 +57,17 @@ class SamplingConfig:
     dtype: Literal["fp32", "bf16"] = "fp32"
 
     def __post_init__(self) -> None:
-        for name in ("count", "batch", "length", "steps"):
+        for name, (low, high, advice) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name}={value} is too small; give at least 1")
-        if self.temperature < 0:
-            raise UserError(f"temperature={self.temperature} is negative; give 0 (the most likely token) or more")
-        if self.top_k < 0:
-            raise UserError(f"top_k={self.top_k} is negative; give 0 (all tokens) or more")
+            if value is not None and not low <= value <= high:
+                raise UserError(f"{name}={value} must lie in [{low}, {high}]; {advice}")
+        for name, advice in _NOT_EMPTY.items():
+            if getattr(self, name) is not None and not getattr(self, name).strip():
+                raise UserError(f"{name} is empty; {advice}")
+        coldest, hottest = _TEMPERATURES
+        if not (self.temperature == 0 or coldest <= self.temperature <= hottest):
+            rule = f"must be 0 (the most likely token) or lie in [{coldest:g}, {hottest:g}]"
+            raise UserError(f"temperature={self.temperature} {rule}; use for example {0 if self.temperature < coldest else 1}")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p={self.top_p} is no share of the probability; give a value above 0 and at most 1 (all tokens)")
         if self.steps is not None and self.sampler in ("ar", "first_hitting"):

@@ -18,6 +18,9 @@ from pretrain.hf_model.sampling_network import Progress, Request, ignore_progres
 from pretrain.parallel.vocabulary import Vocabulary
 from pretrain.sampling.config import SamplingConfig
 
+SAMPLED = ("ar", "mdlm")
+"""Objectives whose models `generate` draws from."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -26,6 +29,12 @@ class Sample:
     sequence: int
     ids: tuple[int, ...]
     evaluations: int
+
+
+def require_sampled(objective: str) -> None:
+    """UserError for a model whose text another sampler would have to draw: these would return text of another law."""
+    if objective not in SAMPLED:
+        raise UserError(f"the model was trained with objective={objective}, and this command samples {' and '.join(SAMPLED)}: name a run of these")
 
 
 def sampler_name(config: SamplingConfig, vocabulary: Vocabulary) -> str:

@@ -20,6 +20,7 @@ from pretrain.telemetry.progress import ProgressDisplay
 from pretrain.telemetry.wandb_sink import WandbSink, check_credentials
 
 LOG_NAME = "log.jsonl"
+KINDS = ("run", "train", "validation", "event")
 
 
 class RunLog:
@@ -27,6 +28,7 @@ class RunLog:
 
     label         what the training NELBO may be called (exact, bound, estimate, not_a_likelihood); a record's own `nelbo_label` wins.
     resumed_step  the checkpoint's step, or None for a start from scratch: records of later steps are dropped, because they will be made again.
+    total_steps   of the schedule; last_step is where this start leaves, earlier with duration.stop_after.
     config        the composed configuration, written into the log and to wandb.
     facts         what a reader wants to know first: parameters, FLOPs per token and how they are counted, the peak and its source, layout.
 
@@ -42,6 +44,7 @@ class RunLog:
         label: str,
         resumed_step: int | None,
         total_steps: int,
+        last_step: int,
         run_name: str,
         config: Mapping[str, object],
         facts: Mapping[str, object] | None = None,
@@ -60,7 +63,7 @@ class RunLog:
             self._file = self._path.open("a", encoding="utf-8")
         except OSError as error:
             raise UserError(f"the log {self._path} cannot be written ({error.strerror}); free space or choose another run root") from error
-        self._display = ProgressDisplay(total_steps, first_step, stream)
+        self._display = ProgressDisplay(total_steps, first_step, stream, last_step=last_step)
         self._wandb = WandbSink(settings, run_dir, run_name=run_name, config=config, complain=lambda text: self.event(first_step, "wandb", text))
         opening = {"run_name": run_name, "resumed_step": resumed_step, "total_steps": total_steps, "nelbo_label": label}
         self._write("run", first_step, opening | dict(facts or {}) | {"config": dict(config)})
@@ -119,22 +122,57 @@ class RunLog:
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a log. A last line that a kill tore is left out; any other bad line is a UserError with its number."""
-    if not path.exists():
-        return
-    bad: int | None = None
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, start=1):
-            if bad is not None:
-                raise UserError(f"line {bad} of {path} is not a JSON record; remove that line, or start the run with resume=fresh")
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                record = None
-            if isinstance(record, dict) and "step" in record:
-                yield record
-            else:
-                bad = number
+    """The records of a log. A last line that a kill tore is left out; any other bad line is a UserError with its number.
+
+    Numbers that were not finite are the strings that `_finite` made of them: read figures with `number`.
+    """
+    bad: tuple[int, str] | None = None
+    try:
+        if not path.exists():
+            return
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for place, line in enumerate(lines, start=1):
+                if bad is not None:
+                    raise UserError(f"line {bad[0]} of {path} {bad[1]}; remove that line, or start the run with resume=fresh")
+                record, problem = _record(line)
+                if problem:
+                    bad = (place, problem)
+                else:
+                    yield record
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}); give the directory of a run, runs/NAME") from error
+    if bad is not None and line.endswith("\n"):  # a kill leaves no line end
+        raise UserError(f"line {bad[0]} of {path} {bad[1]}; remove that line, or start the run with resume=fresh")
+
+
+def _record(line: str) -> tuple[dict[str, Any], str]:
+    """The record of a line, or what is wrong with it."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}, "is not a JSON record"
+    if not isinstance(record, dict):
+        return {}, "is not a JSON record"
+    step, kind = record.get("step"), record.get("kind")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        return {}, f"says step={step!r}, which must be a number of steps"
+    if kind not in KINDS:
+        return {}, f"says kind={kind!r}, which must be {', '.join(KINDS[:-1])} or {KINDS[-1]}"
+    return record, ""
+
+
+def number(record: Mapping[str, Any], key: str, path: Path) -> float:
+    """A figure of a record of the log `path`, nan and inf among them. Raises UserError where it is missing or no number."""
+    value = record.get(key)
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError
+        return float(value)
+    except (ValueError, OverflowError):
+        raise UserError(
+            f"the {record['kind']} record of step {record['step']} in {path} says {key}={value!r}, which must be a number; "
+            "remove that line, or start the run with resume=fresh"
+        ) from None
 
 
 def truncate_after(path: Path, step: int) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from rich.console import Console
@@ -10,13 +10,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 
 class ProgressDisplay:
-    """`advance` after every step, `show` for every record, `note` for sentences. Writes to `stream` (standard output)."""
+    """`advance` after every step, `show` for every record, `note` for sentences. Writes to `stream` (standard output).
 
-    def __init__(self, total_steps: int, first_step: int, stream: TextIO | None = None) -> None:
+    total_steps   the schedule's, which steps are shown out of.
+    first_step    where this start begins.
+    last_step     where it leaves, which the ETA is of; None: at the end of the schedule.
+    clock         seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        first_step: int,
+        stream: TextIO | None = None,
+        *,
+        last_step: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._stream = stream or sys.stdout
         self._total = total_steps
-        self._first = first_step
-        self._start = time.monotonic()
+        self._first, self._last = first_step, total_steps if last_step is None else last_step
+        self._clock = clock
+        self._start = clock()
         self._bar: Progress | None = None
         if self._stream.isatty():
             texts = (TextColumn("{task.fields[figures]}"), TextColumn("ETA {task.fields[eta]}"))
@@ -52,7 +67,7 @@ class ProgressDisplay:
         done = step - self._first
         if done <= 0:
             return "-"
-        return duration((time.monotonic() - self._start) / done * (self._total - step))
+        return duration((self._clock() - self._start) / done * (self._last - step))
 
 
 def figures(record: Mapping[str, object]) -> str:

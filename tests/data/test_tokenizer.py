@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,44 @@ def test_files_that_are_no_tokenizers(tmp_path: Path, name: str, content: bytes 
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=name):
         Tokenizer(tmp_path / name)
+
+
+def test_a_sentencepiece_model_cut_anywhere_is_refused(model_file: Path, tmp_path: Path) -> None:
+    content = model_file.read_bytes()
+    cut = tmp_path / "cut.model"
+    whole = SentencePieceProcessor(model_file=str(model_file))
+    between_pieces = []
+    for length in (*range(0, 400, 7), *range(len(content) - 200, len(content))):
+        cut.write_bytes(content[:length])
+        with pytest.raises(UserError, match=rf"^tokenizer {cut} \({length} bytes\) cannot be loaded \(it is .*cut off.*\); copy it again$") as caught:
+            Tokenizer(cut)
+        assert "ParseFromArray" not in str(caught.value)
+        between_pieces += ["pieces" in str(caught.value)]
+    assert any(between_pieces), "the library itself takes a model that ends between two pieces"
+    cut.write_bytes(content)
+    assert Tokenizer(cut).size == whole.vocab_size()
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ("[]", r"tokenizer_config.json holds \[\], where an object"),
+        ("null", "tokenizer_config.json holds None"),
+        ("{", "tokenizer_config.json cannot be read .*; mend or remove it$"),
+        ('{"eos_token": "nowhere"}', 'no end-of-document token; put a tokenizer_config.json with "eos_token", a token that it has, next to it'),
+    ],
+)
+def test_settings_beside_a_tokenizer_that_do_not_serve(json_file: Path, tmp_path: Path, config: str, sentence: str) -> None:
+    shutil.copy(json_file, tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(UserError, match=sentence):
+        Tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_a_tokenizer_without_tokens(tmp_path: Path) -> None:
+    HuggingFace(models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match="it has 0 ids"):
+        Tokenizer(tmp_path / "tokenizer.json")
 
 
 def test_the_mask_is_the_id_after_the_last(tokenizer: Tokenizer) -> None:

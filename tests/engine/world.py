@@ -115,6 +115,7 @@ def make_engine(world: World) -> tuple[Engine, Objective, Groups]:
     engine = Engine(
         stage, objective, groups, optimizer=world.optimizer, zero_stage=world.parallel.zero_stage, dtype=world.dtype, device=torch.device("cpu"),
         micro_sequences=world.micro_sequences, micro_batches=SEQUENCES // (world.micro_sequences * groups.data.size), length=LENGTH, loss_chunk=5,
+        peak_lr=1e-2,
     )  # fmt: skip
     return engine, objective, groups
 

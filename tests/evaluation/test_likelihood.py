@@ -60,8 +60,13 @@ def test_words() -> None:
     assert str(result(10.0, 9.9, 10.1, "estimate")) == "perplexity 22,026 (estimate, 95% CI 19,930-24,343)"
     assert str(result(2.5, 2.4, 2.6, "not_a_likelihood")) == "2.5000 nats/token (not_a_likelihood, 95% CI 2.4000-2.6000)"
     assert "perplexity inf" in str(result(1e4, 9e3, 2e4))
-    assert "perplexity nan" in str(result(math.nan, math.nan, math.nan))
+    for nats, told in ((math.nan, "nan"), (math.inf, "inf")):
+        for label in ("bound", "not_a_likelihood"):
+            diverged = result(nats, math.nan, math.nan, label)
+            assert str(diverged) == f"no perplexity ({label}): the loss of the held-out text is {told}, the model has diverged"
+            assert diverged.describe() == f"{diverged}; 8,192 tokens in 128 sequences"
     assert str(estimate_likelihood([0], [7.0], [7], label="exact")) == "perplexity 2.72 (exact, no CI from 1 sequence)"
+    assert estimate_likelihood([0], [7.0], [7], label="exact").describe().endswith("; 1.0000 nats/token over 7 tokens in 1 sequence")
     assert result(2.5, 2.4, 2.6).describe().endswith("; 2.5000 nats/token over 8,192 tokens in 128 sequences; the interval is over "
                                                     "the choice of held-out text and noise (1 per sequence)")
     assert result(2.5, 2.4, 2.6, "exact").describe().endswith("the interval is over the choice of held-out text")

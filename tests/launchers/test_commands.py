@@ -41,7 +41,9 @@ def test_from_text_to_samples(tmp_path):
         "backbone.hidden=32", "duration.steps=4",
         "schedule.warmup_steps=1", "telemetry.log_every=2", "telemetry.wandb=off",
     )  # fmt: skip
-    command(tmp_path, *torchrun, *settings, "duration.stop_after=2")
+    first = command(tmp_path, *torchrun, *settings, "duration.stop_after=2")
+    assert "step 2/4 | " in first and "ETA 0s" in first, "this start leaves here"
+    assert "FutureWarning" not in first
     assert "Resuming" in command(tmp_path, *torchrun, *settings)
     records = [json.loads(line) for line in (tmp_path / "runs/words/log.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records if r["kind"] == "train"] == [2, 4]

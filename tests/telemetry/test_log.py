@@ -12,7 +12,8 @@ import pytest
 
 from pretrain.errors import UserError
 from pretrain.telemetry.config import TelemetryConfig
-from pretrain.telemetry.log import LOG_NAME, RunLog, read_log
+from pretrain.telemetry.log import LOG_NAME, RunLog, number, read_log
+from pretrain.telemetry.progress import ProgressDisplay
 
 
 def open_log(run_dir: Path, resumed_step: int | None = None, stream: io.StringIO | None = None, is_main: bool = True, wandb: str = "off") -> RunLog:
@@ -23,6 +24,7 @@ def open_log(run_dir: Path, resumed_step: int | None = None, stream: io.StringIO
         label="bound",
         resumed_step=resumed_step,
         total_steps=6,
+        last_step=6,
         run_name="test",
         config={"seed": 1},
         stream=stream or io.StringIO(),
@@ -64,9 +66,49 @@ def test_a_torn_last_line_is_left_out_and_removed_at_the_resume(tmp_path: Path) 
 
 
 def test_a_bad_line_in_the_middle_is_named(tmp_path: Path) -> None:
-    (tmp_path / LOG_NAME).write_text('{"step": 1}\nrubbish\n{"step": 2}\n')
-    with pytest.raises(UserError, match="line 2 of .*log.jsonl"):
+    (tmp_path / LOG_NAME).write_text('{"kind": "train", "step": 1}\nrubbish\n{"kind": "train", "step": 2}\n')
+    with pytest.raises(UserError, match="line 2 of .*log.jsonl is not a JSON record"):
         list(read_log(tmp_path / LOG_NAME))
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"kind": "train", "step": "five"}', "line 1 of .*log.jsonl says step='five', which must be a number of steps; remove that line"),
+        ('{"kind": "train", "step": 1.5}', "says step=1.5"),
+        ('{"kind": "train", "step": true}', "says step=True"),
+        ('{"kind": "train", "step": -1}', "says step=-1"),
+        ('{"kind": "train"}', "says step=None"),
+        ('{"step": 1}', "says kind=None, which must be run, train, validation or event"),
+        ('{"kind": "trian", "step": 1}', "says kind='trian'"),
+        ("[1]", "is not a JSON record"),
+        ("[" * 100_000, "is not a JSON record"),
+    ],
+)
+@pytest.mark.parametrize("last", [True, False])
+def test_records_of_another_kind_are_named(tmp_path: Path, line: str, sentence: str, last: bool) -> None:
+    (tmp_path / LOG_NAME).write_text(line + "\n" + ("" if last else '{"kind": "train", "step": 2}\n'))
+    for use in (lambda: list(read_log(tmp_path / LOG_NAME)), lambda: open_log(tmp_path, resumed_step=1)):
+        with pytest.raises(UserError, match=sentence):
+            use()
+
+
+def test_what_is_no_log_is_a_sentence(tmp_path: Path) -> None:
+    assert list(read_log(tmp_path / "nowhere" / LOG_NAME)) == []
+    (tmp_path / LOG_NAME).mkdir()
+    with pytest.raises(UserError, match=r"log.jsonl cannot be read \(Is a directory\)"):
+        list(read_log(tmp_path / LOG_NAME))
+
+
+@pytest.mark.parametrize(("value", "read"), [(2, 2.0), (2.5, 2.5), ("inf", math.inf), ("-inf", -math.inf), ("2", 2.0)])
+def test_figures(value: object, read: float) -> None:
+    assert number({"kind": "train", "step": 3, "lr": value}, "lr", Path("log.jsonl")) == read
+
+
+@pytest.mark.parametrize("value", [None, True, "much", [], 10**400])
+def test_figures_that_are_none(value: object) -> None:
+    with pytest.raises(UserError, match="the train record of step 3 in log.jsonl says lr=.*, which must be a number"):
+        number({"kind": "train", "step": 3, "lr": value}, "lr", Path("log.jsonl"))
 
 
 def test_numbers_that_are_not_finite_stay_readable(tmp_path: Path) -> None:
@@ -98,6 +140,18 @@ def test_without_a_terminal_each_record_is_one_plain_line(tmp_path: Path) -> Non
     first, second = stream.getvalue().splitlines()
     assert first.startswith("step 3/6 | loss 4.2500 | 12,345 tokens/s | 0.12 TFLOP/s | MFU 31.4% | ETA ")
     assert second == "[checkpoint] saved step_00000003 [whole]"
+
+
+def test_the_time_left_is_that_of_this_start(tmp_path: Path) -> None:
+    """Steps 10 to 20 of 100, two seconds each: after 5 steps, 10 s are left until this start leaves, and 170 s of the schedule."""
+    stream, now = io.StringIO(), [50.0]
+    display = ProgressDisplay(100, 10, stream, last_step=20, clock=lambda: now[0])
+    now[0] += 10
+    display.show(15, {})
+    now[0] += 10
+    display.show(20, {})
+    assert [line.rpartition("ETA ")[2] for line in stream.getvalue().splitlines()] == ["10s", "0s"]
+    assert stream.getvalue().startswith("step 15/100 | ")
 
 
 def test_on_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
@@ -143,7 +197,7 @@ def local_only(self, address):
     return connect(self, address)
 socket.socket.connect = local_only
 log = RunLog(Path(sys.argv[1]), is_main=True, settings=TelemetryConfig(wandb=sys.argv[2]), label="bound", resumed_step=None,
-             total_steps=2, run_name="offline", config={"seed": 1})
+             total_steps=2, last_step=2, run_name="offline", config={"seed": 1})
 log.train(1, {"tokens": 64, "loss_nats_per_token": 2.0, "t_bins": [{"low": 0.0, "high": 0.1, "samples": 3, "loss": 1.0}]})
 log.close()
 """

@@ -81,7 +81,7 @@ class SelfTest:
 
     def run(self, steps: int) -> bool:
         """All checks; True if they passed."""
-        self.display = ProgressDisplay(steps, 0, steps) if self.groups.is_main else None
+        self.display = ProgressDisplay(steps, 0) if self.groups.is_main else None
         try:
             self._say(self._describe(steps))
             shard = self._batch(partial(self.objective.corrupt, evaluation=False))

@@ -10,7 +10,7 @@ from pathlib import Path
 # Python puts launchers/ first, where `import pretrain` would find this very file; replace it, so that nothing here shadows a library either.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from pretrain.command_line import is_main_rank, run_command  # noqa: E402
+from pretrain.command_line import answer, is_main_rank, run_command  # noqa: E402
 from pretrain.compose import command_from_arguments  # noqa: E402
 from pretrain.plan.plan import check_device, check_ready, make_plan  # noqa: E402
 from pretrain.plan.table import show  # noqa: E402
@@ -27,7 +27,7 @@ def main() -> int:
         check_device(command.run, command.plan)
         from pretrain.selftest import run as test
 
-        return 0 if test(command.run, assumed_vocabulary=command.plan.vocabulary, steps=command.selftest) else 1
+        return answer(test(command.run, assumed_vocabulary=command.plan.vocabulary, steps=command.selftest))
     check_ready(command.run, command.plan)
     if command.check:
         return 0

@@ -14,10 +14,16 @@ from pretrain.errors import UserError
 USER_ERROR_EXIT = 64
 """EX_USAGE of sysexits.h; pretrain.quiet keeps torchrun silent about ranks that leave with it."""
 
-
+ANSWERED_NO_EXIT = 65
+"""The same for a rank of a command that has answered no; torchrun then leaves with 1."""
 LOST_PEER_EXIT = 69
 """EX_UNAVAILABLE: this rank ended because another one had, whose own words, or torchrun's, say why."""
 _LOST_PEER = re.compile(r"gloo.*(closed by peer|reset by peer|Broken pipe)|ncclRemoteError|remote process exited", re.DOTALL)
+
+
+def answer(yes: bool) -> int:
+    """Exit code of a command that has answered a question in words: 0 for yes, 1 for no."""
+    return 0 if yes else ANSWERED_NO_EXIT if "TORCHELASTIC_ERROR_FILE" in os.environ else 1
 
 
 def run_command(main: Callable[[], int], *, when_memory_is_full: str) -> int:

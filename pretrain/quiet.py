@@ -1,6 +1,6 @@
 """torchrun without its failure report when ranks left because of a user's mistake, which they have already explained in one sentence, or
 were killed by a signal, which one sentence explains better; without a stack trace when it was told to stop; and with an exit code that says
-which: 64 for a mistake, 128 + the signal, 69 on a machine whose ranks only lost those of another.
+which: 64 for a mistake, 1 for an answer of no, 128 + the signal, 69 on a machine whose ranks only lost those of another.
 
 `import torch` calls `install` in every process of this environment (entry point `torch.backends`), torchrun's agent among them. It does
 nothing anywhere else, imports nothing heavy, and never raises: it must not stand in the way of other programs that use torch.
@@ -17,11 +17,15 @@ from typing import Any
 
 EXPLAINED = 64
 """Exit code of a rank that has explained itself (pretrain.command_line.USER_ERROR_EXIT)."""
+ANSWERED_NO = 65
+"""Exit code of a rank whose command has answered no, in words (pretrain.command_line.ANSWERED_NO_EXIT)."""
 LOST_PEER = 69
 """Exit code of a rank that ended because another one had (pretrain.command_line.LOST_PEER_EXIT)."""
 STOPPED = -signal.SIGTERM
 """Exit code of a rank that torchrun stopped because another one had left."""
 
+_LEAVES_WITH = {EXPLAINED: EXPLAINED, ANSWERED_NO: 1, LOST_PEER: LOST_PEER}
+"""Exit code of an explained rank -> torchrun's, the first that occurs."""
 _WHY = {
     signal.SIGKILL: (
         "most often the kernel does that to the largest process when the memory is full (dmesg, or the batch system's log, says so): use a smaller "
@@ -99,9 +103,9 @@ def _failures(error: BaseException) -> dict[int, Any]:
 def _explained(error: BaseException) -> int:
     """The exit code, where every rank that failed had explained itself or ended because of one that had; else 0."""
     codes = {failure.exitcode for failure in _failures(error).values()}
-    if not codes <= {EXPLAINED, LOST_PEER, STOPPED}:
+    if not codes <= {*_LEAVES_WITH, STOPPED}:
         return 0
-    return EXPLAINED if EXPLAINED in codes else LOST_PEER if LOST_PEER in codes else 0
+    return next((leaves_with for code, leaves_with in _LEAVES_WITH.items() if code in codes), 0)
 
 
 def _killed(error: BaseException) -> tuple[int, Any] | None:
@@ -130,7 +134,7 @@ def _sentence(rank: int, process: int, code: int) -> str:
 
 def _worth_logging(record: logging.LogRecord) -> bool:
     message = record.getMessage()
-    if message.startswith((f"failed (exitcode: {EXPLAINED})", f"failed (exitcode: {LOST_PEER})")):
+    if message.startswith(tuple(f"failed (exitcode: {code})" for code in _LEAVES_WITH)):
         return False
     if message.startswith("failed (exitcode: -") and _runs_our_launcher():
         return False

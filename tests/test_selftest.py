@@ -15,9 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain import selftest
+from pretrain import quiet, selftest
 from pretrain.backbones.config import BackboneConfig
 from pretrain.build import OBJECTIVES
+from pretrain.command_line import ANSWERED_NO_EXIT
+from pretrain.command_line import answer as answer_code
 from pretrain.data.config import DataConfig, SourceConfig
 from pretrain.data.random_text import RandomText
 from pretrain.engine.config import OptimizerConfig, PrecisionConfig
@@ -259,12 +261,23 @@ def test_the_command(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_yes_and_no(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    assert (answer_code(True), answer_code(False)) == (0, 1)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/somewhere")
+    assert (answer_code(True), answer_code(False)) == (0, ANSWERED_NO_EXIT)
+    assert ANSWERED_NO_EXIT == quiet.ANSWERED_NO
+
+
+@pytest.mark.slow
 def test_the_command_that_fails(tmp_path):
-    """As a process: what it prints, leaves and answers."""
-    launcher = Path(__file__).parents[1] / "launchers" / "pretrain.py"
-    words = [sys.executable, str(launcher), *SMALL, "selftest_steps=3"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (1, ""), done.stderr
+    """As a user starts it: what it prints, leaves and answers."""
+    root = Path(__file__).parents[1]
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", str(root / "launchers" / "pretrain.py"), *SMALL]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    done = subprocess.run([*words, "selftest_steps=3"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 1, done.stderr
+    assert not re.search("Traceback|exitcode|ChildFailed|error:", done.stderr), done.stderr
     assert "FAIL  fall of the loss" in done.stdout and "(must be under 30% within 3 steps)" in done.stdout
     assert done.stdout.rstrip().endswith("self-test FAILED: 1 of 7 checks")
     assert list(tmp_path.iterdir()) == []

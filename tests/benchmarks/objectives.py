@@ -5,7 +5,8 @@
 
 One process. In each round every objective takes one step (the whole of it: preliminary pass, forward, backward, clip, update), in an order
 that turns from round to round; what counts is the median over rounds of its time divided by MDLM's in the same round, so that a slow spell of
-the machine hits all alike. On a CPU the same ratio of processor time is printed too, which is steadier where other programs run.
+the machine hits all alike. A verdict is unclear where the target lies between the quartiles: measure more rounds, or on a quieter machine. On
+a CPU the same ratio of processor time is printed too, which hardly depends on what else runs.
 Batches are made beforehand: noising runs ahead in a thread, and is timed on its own. So is the loss alone, on logits of the step's size:
 its cost grows with the vocabulary and the network's with its FLOPs, which carries the ratio over to the 1.7B network.
 """
@@ -181,7 +182,7 @@ def show(contenders: list[Contender], options: argparse.Namespace, precision: st
         ratio, (low, _, high) = statistics.median(ratios), statistics.quantiles(ratios, n=4)
         step, loss = statistics.median(contender.steps), statistics.median(contender.losses)
         processor = f"{statistics.median(relative(contender.processor, reference.processor)):.3f}"
-        verdict = ("", "") if target is None else (f"{target:.2f}", "within" if ratio <= target else "over")
+        verdict = ("", "") if target is None else (f"{target:.2f}", "within" if high <= target else "over" if low > target else "unclear")
         work = run_flops_per_token(contender.config, options.vocabulary) / flops
         large = statistics.median(relative(at_large_size(contender, options), at_large_size(reference, options)))
         speed = [contender.case.label, f"{1e3 * step:.1f}", f"{tokens / step:,.0f}", f"{ratio:.3f}", f"{low:.3f}-{high:.3f}"]

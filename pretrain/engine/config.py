@@ -52,4 +52,4 @@ class PrecisionConfig:
     compute: Literal["auto", "fp32", "bf16"] = "auto"
     fp8: bool = False
     fp32_residual: bool = True
-    loss_chunk: int = 512
+    loss_chunk: int = 128

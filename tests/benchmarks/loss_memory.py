@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("objectives", nargs="*", default=list(OBJECTIVES), help=f"some of: {', '.join(OBJECTIVES)} (default: all)")
     parser.add_argument("--vocabulary", type=int, default=131072, help="classes of the model")
     parser.add_argument("--length", type=int, default=2048, help="tokens of the sequence")
-    parser.add_argument("--chunk", type=int, default=512, help="positions of a slice (precision.loss_chunk)")
+    parser.add_argument("--chunk", type=int, default=128, help="positions of a slice (precision.loss_chunk)")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     slice_bytes = 4 * min(options.chunk, options.length) * Vocabulary.padded(options.vocabulary, 128)

@@ -181,6 +181,8 @@ class Trainer:
         result = estimate_likelihood(
             ids, np.concatenate(nats), np.concatenate(counts), label=self.objective.label(evaluation=True), importance=self.objective.importance
         )
+        # A draw of a sequence is one record in each part.
+        result = dataclasses.replace(result, draws=result.draws // self.objective.evaluation_parts)
         self.log.validation(step, self._validation_record(step, result))
         if not math.isfinite(result.nats_per_token):
             raise self._diverged(f"validation at step {step} gave {result.nats_per_token:.4g} nats per token")

@@ -18,5 +18,6 @@ step() {
 step ruff "$PYTHON" -m ruff check pretrain finetune data_prep launchers tests
 step mypy "$PYTHON" -m mypy
 step "import contracts" "$VENV/bin/lint-imports" --no-cache
-step pytest "$PYTHON" -m pytest "$@"
+# Two workers, a file of tests to each at a time: much of the suite is processes that wait for each other.
+step pytest "$PYTHON" -m pytest -n 2 --dist loadfile "$@"
 echo "== all checks passed in $((SECONDS - started)) s"

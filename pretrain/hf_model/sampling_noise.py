@@ -1,9 +1,11 @@
-"""Uniform numbers as a pure function of (seed, sequence, step, position): Philox4x32-10 (Salmon et al. 2011).
+"""Uniform and normal numbers as pure functions of (seed, sequence, step, position): Philox4x32-10 (Salmon et al. 2011).
 
 A sequence draws the same numbers whichever batch, device or order it is sampled in.
 
-Shape suffixes: B sequences, L positions.
+Shape suffixes: B sequences, L positions, E components of a vector.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -31,6 +33,20 @@ def uniforms(seed: int, sequences_B: Tensor, step: int, positions_L: Tensor) -> 
     counter = (zero_BL + position_1L, zero_BL + step, zero_BL + (sequence_B1 & _WORD), zero_BL + (sequence_B1 >> 32 & _WORD))
     a, b, c, d = philox(counter, (seed & _WORD, seed >> 32 & _WORD))
     return _double(a, b), _double(c, d)
+
+
+def normals(seed: int, sequences_B: Tensor, step: int, positions_L: Tensor, width: int) -> Tensor:
+    """[B, L, width] independent standard normal numbers in float64, by the method of Box and Muller from two uniform ones for every two components.
+
+    Components are counted through the positions (position * ceil(width / 2) + pair), so `uniforms` of the same step are not independent of them.
+    """
+    pairs = -(-width // 2)
+    places = (positions_L.long()[:, None] * pairs + torch.arange(pairs, device=positions_L.device)).flatten()
+    radius_BP, turn_BP = uniforms(seed, sequences_B, step, places)
+    # 1 - u lies in (0, 1]: the logarithm is finite, and no number is beyond sqrt(2 log 2^53) = 8.6.
+    radius_BP, turn_BP = (-2 * torch.log1p(-radius_BP)).sqrt(), 2 * math.pi * turn_BP
+    both = torch.stack((radius_BP * turn_BP.cos(), radius_BP * turn_BP.sin()), dim=-1)
+    return both.reshape(len(sequences_B), len(positions_L), 2 * pairs)[..., :width]
 
 
 def _multiply(x: Tensor, constant: int) -> tuple[Tensor, Tensor]:

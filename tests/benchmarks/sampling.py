@@ -125,9 +125,7 @@ def samplers(length: int) -> dict[str, Sampler]:
     }
 
 
-def with_steps(
-    sampler: Callable[..., object], steps: int, network: CausalDenoiser, ids_BL: Tensor, request: Request, **options: float
-) -> object:
+def with_steps(sampler: Callable[..., object], steps: int, network: CausalDenoiser, ids_BL: Tensor, request: Request, **options: float) -> object:
     """Steps in their place."""
     return sampler(network, ids_BL, steps, request, **options)
 

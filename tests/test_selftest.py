@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import pretrain.engine.zero as zero
 from pretrain import quiet, selftest
 from pretrain.backbones.config import BackboneConfig
 from pretrain.build import OBJECTIVES
@@ -206,6 +207,19 @@ def drifted(config: RunConfig, name: str) -> tuple[bool, str]:
 
 def test_a_drifted_replica_is_found():
     passed, printed = run_distributed(drifted, 2, tiny(), "layers.1.mlp.linear_fc1.bias")[0]
+    assert not passed
+    assert failures(printed) == ["replicas"], printed
+
+
+def unsummed(config: RunConfig) -> tuple[bool, str]:
+    """Ranks that hold a parameter together keep their parts of its gradient to themselves."""
+    zero.sum_replicated = lambda *_: None  # type: ignore[assignment]
+    return answer(config)
+
+
+@pytest.mark.parametrize("sizes", [{"tensor": 2, "sequence": True}, {"pipeline": 2}])
+def test_gradients_that_are_not_summed_are_found(sizes):
+    passed, printed = run_distributed(unsummed, 2, tiny(parallel=ParallelConfig(**sizes)))[0]
     assert not passed
     assert failures(printed) == ["replicas"], printed
 

@@ -52,5 +52,5 @@ Took $((SECONDS - installed)) s after $((installed - started)) s of installation
   torchrun launchers/pretrain.py +model=ar_tiny                         the autoregressive baseline on the same text
   torchrun --nproc-per-node=2 launchers/pretrain.py +model=mdlm_tiny parallel.tensor=2 name=tensor2
   torchrun launchers/pretrain.py +model=mdlm_1p7b check=true            what a 1.7B run would need, without starting it
-  torchrun launchers/pretrain.py --help                                 every preset and setting
+  torchrun launchers/pretrain.py --help                                 every preset; --cfg job lists every setting
 END

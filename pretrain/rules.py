@@ -218,8 +218,9 @@ def _check_world(config: RunConfig, world_size: int) -> None:
     parallel, batch = config.parallel, config.batch
     if world_size % parallel.model_ranks:
         raise UserError(
-            f"{world_size} ranks must be a multiple of parallel.tensor x parallel.pipeline = {parallel.tensor} x {parallel.pipeline} = "
-            f"{parallel.model_ranks}; start {nearest_multiple(world_size, parallel.model_ranks)} ranks"
+            f"{world_size} {'rank' if world_size == 1 else 'ranks'} must be a multiple of parallel.tensor x parallel.pipeline = {parallel.tensor} x "
+            f"{parallel.pipeline} = {parallel.model_ranks}; start {nearest_multiple(world_size, parallel.model_ranks)} ranks "
+            "(torchrun --nproc-per-node=N on each machine)"
         )
     data_parallel = world_size // parallel.model_ranks
     together = batch.micro_sequences * data_parallel

@@ -121,7 +121,8 @@ class SelfTest:
                 break
         self._find(finite, "numbers", f"losses and gradient norms of {len(losses)} steps, the largest norm {max(norms):.3g}; all must be finite")
         figure = f"{losses[-1]:.4f} nats/token after {len(losses)} steps, {losses[-1] / losses[0]:.1%} of the first"
-        self._find(max(losses[-2:]) < SHARE * losses[0], "fall of the loss", f"{figure} (must be under {SHARE:.0%} within {steps} steps)")
+        too_few = f"; fewer than {SELFTEST_STEPS} steps may not be enough" if steps < SELFTEST_STEPS else ""
+        self._find(max(losses[-2:]) < SHARE * losses[0], "fall of the loss", f"{figure} (must be under {SHARE:.0%} within {steps} steps{too_few})")
 
     def _check_gradients(self, found: GradientFindings) -> None:
         problems = [f"{what} in {', '.join(names[:3])}{' …' if len(names) > 3 else ''}" for what, names in

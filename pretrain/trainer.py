@@ -118,7 +118,11 @@ class Trainer:
         """Train to the last step of this start, with records, validation and checkpoints when they are due."""
         last, window, saved = self.derived.last_step, Window(), False
         if self.start >= last:
-            self.log.event(self.start, "finished", f"nothing to do: step {self.start} of {last} is done")
+            if last < self.derived.steps:
+                why = f"step {self.start} of {self.derived.steps} is done, and duration.stop_after={last} does not lie ahead of it"
+            else:
+                why = f"step {self.start} of {last} is done"
+            self.log.event(self.start, "finished", f"nothing to do: {why}")
             return
         with self._training_loader() as loader:
             for shard in loader:

@@ -12,7 +12,7 @@ from pretrain.backbones.config import BackboneConfig
 from pretrain.data.config import DataConfig, SourceConfig
 from pretrain.engine.schedule import learning_rate
 from pretrain.errors import UserError
-from pretrain.objectives.config import ObjectiveConfig
+from pretrain.objectives.config import DuoConfig, ObjectiveConfig
 from pretrain.objectives.rules import SECTIONS
 from pretrain.ranges import RANGES, leaves
 from pretrain.rules import legal_tensor_sizes, resolve, validate
@@ -84,6 +84,7 @@ REFUSED: list[tuple[RunConfig, int, str]] = [
     (changed(BASE, schedule__kind="wcd", schedule__warmup_steps=600, schedule__decay_fraction=0.5), 1, r"do not fit.*warmup_steps=500"),
     (changed(AR, data__random_length_probability=0.01), 1, r"random_length_probability=0\.01 is for diffusion"),
     (changed(AR, objective__low_variance=False), 1, r"objective\.low_variance=False has no meaning for ar"),
+    (changed(BASE, objective=ObjectiveConfig(name="duo", duo=DuoConfig(top_k=8))), 1, r"duo\.top_k=8 belongs to the curriculum.*objective=duo_curr"),
     (changed(AR, objective__mask_id=3), 1, r"objective\.mask_id=3 has no meaning for ar"),
     (changed(AR, objective__time_eps=0.01), 1, r"objective\.time_eps=0\.01 has no meaning for ar"),
     (changed(AR, validation__draws=4), 1, r"validation\.draws=4 averages over noise and ar has none"),

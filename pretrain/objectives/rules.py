@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from pretrain.errors import UserError
-from pretrain.objectives.config import MDMPrimeConfig, ObjectiveConfig
+from pretrain.objectives.config import DuoConfig, MDMPrimeConfig, ObjectiveConfig
 
 SECTIONS = ("duo", "esolm", "replaid", "mdm_prime")
 """Constants of one objective each, under its name."""
@@ -52,6 +52,7 @@ OBJECTIVE_RANGES: dict[str, Range] = {
 def check_objective(objective: ObjectiveConfig) -> None:
     """Raises UserError for constants that contradict each other, or that belong to another objective and would do nothing."""
     _check_foreign(objective)
+    _check_duo(objective)
     _check_esolm(objective)
     for low, high in (("duo.gamma_min", "duo.gamma_max"), ("replaid.gamma_0", "replaid.gamma_1")):
         section, name = low.split(".")
@@ -111,6 +112,16 @@ def check_digits(prime: MDMPrimeConfig, size: int) -> None:
 
 def _digits_needed(size: int, base: int) -> int:
     return next(n for n in range(1, size + 1) if base**n >= size)
+
+
+def _check_duo(objective: ObjectiveConfig) -> None:
+    """Constants of the curriculum do nothing without it."""
+    duo = objective.duo
+    if objective.name == "duo" and duo.curriculum == "none" and (changed := _changed(duo, DuoConfig())):
+        key, value = changed
+        raise UserError(
+            f"objective.duo.{key}={value} belongs to the curriculum, and objective.duo.curriculum=none: leave it out, or use objective=duo_curriculum"
+        )
 
 
 def _check_foreign(objective: ObjectiveConfig) -> None:

@@ -71,14 +71,15 @@ class ProgressDisplay:
 
 
 def figures(record: Mapping[str, object]) -> str:
-    """The part of a training record that a person follows."""
+    """The part of a training record that a person follows. The likelihood term goes under its label, never under a name that says more."""
+    label = str(record.get("nelbo_label", "likelihood term")).replace("_", " ")
     formats = (
-        ("loss_nats_per_token", "loss {:.4f}"),
-        ("nelbo_nats_per_token", "nelbo {:.4f}"),
+        ("loss_nats_per_token", "loss {:.4f} nats/token"),
+        ("nelbo_nats_per_token", f"{label} {{:.4f}}"),
         ("lr", "lr {:.2e}"),
         ("gradient_norm", "grad norm {:.3f}"),
         ("tokens_per_second", "{:,.0f} tokens/s"),
-        ("tflops_per_second", "{:.3g} TFLOP/s"),
+        ("tflops_per_second", "{:.3g} TFLOP/s per rank"),
         ("mfu", "MFU {:.1%}"),
     )
     parts = [text.format(record[key]) for key, text in formats if isinstance(record.get(key), int | float)]

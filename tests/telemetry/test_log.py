@@ -13,7 +13,7 @@ import pytest
 from pretrain.errors import UserError
 from pretrain.telemetry.config import TelemetryConfig
 from pretrain.telemetry.log import LOG_NAME, RunLog, number, read_log
-from pretrain.telemetry.progress import ProgressDisplay
+from pretrain.telemetry.progress import ProgressDisplay, figures
 
 
 def open_log(run_dir: Path, resumed_step: int | None = None, stream: io.StringIO | None = None, is_main: bool = True, wandb: str = "off") -> RunLog:
@@ -120,6 +120,12 @@ def test_numbers_that_are_not_finite_stay_readable(tmp_path: Path) -> None:
     assert math.isnan(float(record["loss_nats_per_token"])) and float(record["t_bins"][0]["loss"]) == math.inf
 
 
+def test_a_person_sees_the_label_and_no_better_name() -> None:
+    record = {"loss_nats_per_token": 5.0, "nelbo_nats_per_token": 4.5}
+    assert figures(record | {"nelbo_label": "not_a_likelihood"}) == "loss 5.0000 nats/token | not a likelihood 4.5000"
+    assert figures(record | {"nelbo_label": "bound"}).endswith("bound 4.5000")
+
+
 def test_the_label_goes_with_the_nelbo_and_a_record_may_bring_its_own(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     log.train(1, {"tokens": 64, "nelbo_nats_per_token": 2.0})
@@ -138,7 +144,7 @@ def test_without_a_terminal_each_record_is_one_plain_line(tmp_path: Path) -> Non
     log.event(3, "checkpoint", "saved step_00000003 [whole]")
     log.close()
     first, second = stream.getvalue().splitlines()
-    assert first.startswith("step 3/6 | loss 4.2500 | 12,345 tokens/s | 0.12 TFLOP/s | MFU 31.4% | ETA ")
+    assert first.startswith("step 3/6 | loss 4.2500 nats/token | 12,345 tokens/s | 0.12 TFLOP/s per rank | MFU 31.4% | ETA ")
     assert second == "[checkpoint] saved step_00000003 [whole]"
 
 

@@ -72,7 +72,8 @@ def run_flops_per_token(config: RunConfig, model_size: int) -> float:
     """Model operations per input token of a run's training, attention included: what MFU and plans count."""
     objective = config.objective
     return training_flops_per_token(
-        config.backbone, model_size, config.batch.length, two_stream=objective.two_stream_share, preliminary=objective.preliminary_share
+        config.backbone, model_size, config.batch.length, two_stream=objective.two_stream_share, noisy=objective.noisy_share,
+        preliminary=objective.preliminary_share,
     )
 
 
@@ -276,7 +277,8 @@ def _steps(config: RunConfig, model_size: int, tokens_per_step: int) -> int:
         assert duration.flops is not None
         steps = steps_for_budget(
             config.backbone, model_size, batch.length, batch.global_sequences, duration.flops,
-            two_stream=config.objective.two_stream_share, preliminary=config.objective.preliminary_share,
+            two_stream=config.objective.two_stream_share, noisy=config.objective.noisy_share,
+            preliminary=config.objective.preliminary_share,
         )  # fmt: skip
         if steps == 0:
             raise UserError(

@@ -15,20 +15,23 @@ from pretrain.hf_model.network_input import Attention
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def order_function(attention: Attention, length: int) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """(query, key) -> may the query see the key as far as their places go; None: always. `length` is the whole sequence's."""
+def order_function(attention: Attention, length: int, noisy: int = 0) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """(query, key) -> may the query see the key as far as their places go; None: always.
+
+    length  of the whole sequence; noisy: how much of it is the noisy stream, where there are two.
+    """
     if attention is Attention.FULL:
         return None
     if attention is Attention.CAUSAL:
         return lambda q, k: q >= k
-    half = length // 2
+    ahead = length - noisy  # a noisy query's own place in the clean stream lies this far behind it
     # A noisy query sees itself and the clean tokens before it; a clean one sees the clean tokens up to itself.
-    return lambda q, k: ((q < half) & ((k == q) | ((k >= half) & (k < q + half)))) | ((q >= half) & (k >= half) & (k <= q))
+    return lambda q, k: ((q < noisy) & ((k == q) | ((k >= noisy) & (k < q + ahead)))) | ((q >= noisy) & (k >= noisy) & (k <= q))
 
 
-def mask_function(attention: Attention, documents_BL: Tensor) -> MaskFunction:
+def mask_function(attention: Attention, documents_BL: Tensor, noisy: int = 0) -> MaskFunction:
     """(batch, head, query, key) -> may the query see the key: same document number, and in an order that the pattern allows."""
-    order = order_function(attention, documents_BL.shape[1])
+    order = order_function(attention, documents_BL.shape[1], noisy)
 
     def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         same = documents_BL[b, q] == documents_BL[b, k]
@@ -37,10 +40,10 @@ def mask_function(attention: Attention, documents_BL: Tensor) -> MaskFunction:
     return allowed
 
 
-def dense_mask(attention: Attention, documents_BL: Tensor) -> Tensor:
+def dense_mask(attention: Attention, documents_BL: Tensor, noisy: int = 0) -> Tensor:
     """bool [B, 1, L, L] of `mask_function` over all pairs."""
     mask = documents_BL[:, :, None] == documents_BL[:, None, :]
-    order = order_function(attention, documents_BL.shape[1])
+    order = order_function(attention, documents_BL.shape[1], noisy)
     if order is not None:
         place = torch.arange(documents_BL.shape[1], device=documents_BL.device)
         mask = mask & order(place[:, None], place[None, :])
@@ -50,7 +53,8 @@ def dense_mask(attention: Attention, documents_BL: Tensor) -> Tensor:
 class Masks:
     """Masks of the last micro-batch's documents, made once and shared by the layers of a chunk.
 
-    Two streams are told by a third axis: their documents come as [B, 2, L]. (Recomputed layers get the tensor again and nothing else.)
+    Two streams are told by a third axis, as long as the noisy one: their documents come as [B, L, noisy], expanded, not copied. (Recomputed
+    layers get the tensor again and nothing else.)
     """
 
     def __init__(self, attention: Attention) -> None:
@@ -65,14 +69,15 @@ class Masks:
         return self._mask
 
     def _make(self, documents: Tensor) -> Any:
-        attention = Attention.TWO_STREAM if documents.dim() == 3 else self.attention
-        documents_BL = documents.flatten(1)
+        attention, noisy, documents_BL = self.attention, 0, documents
+        if documents.dim() == 3:
+            attention, noisy, documents_BL = Attention.TWO_STREAM, documents.shape[2], documents[:, :, 0]
         if not documents_BL.is_cuda:
-            return dense_mask(attention, documents_BL)
+            return dense_mask(attention, documents_BL, noisy)
         from torch.nn.attention.flex_attention import create_block_mask
 
         batch, length = documents_BL.shape
-        return create_block_mask(mask_function(attention, documents_BL), batch, None, length, length, device=documents_BL.device)
+        return create_block_mask(mask_function(attention, documents_BL, noisy), batch, None, length, length, device=documents_BL.device)
 
 
 class CoreAttention(nn.Module):

@@ -38,25 +38,30 @@ def training_flops_per_token(
     attention: bool = True,
     recompute: bool = False,
     two_stream: float = 0.0,
+    noisy: float = 1.0,
     preliminary: float = 0.0,
 ) -> float:
     """Forward and backward operations per token: 3x the forward pass.
 
     recompute    add what full activation recomputation executes again (every layer, not the head): hardware rather than model operations.
-    two_stream   share of sequences that run as two streams of their length through the layers (Eso-LM); the head reads one.
+    two_stream   share of sequences that run as two streams through the layers (Eso-LM): a clean one of their length, and a noisy one of the
+                 share `noisy` of it, which alone the head reads.
     preliminary  share of sequences that take one more forward pass, without gradient (RePlaid's self-conditioning).
     """
     forward = forward_flops_per_token(config, model_size, length, attention=attention)
     head = 2.0 * model_size * config.hidden
-    doubled = 2 * (forward_flops_per_token(config, model_size, 2 * length, attention=attention) - head)
-    layers = (1 - two_stream) * (forward - head) + two_stream * doubled
+    streams = 1 + noisy
+    longer = streams * (forward_flops_per_token(config, model_size, round(streams * length), attention=attention) - head)
+    layers = (1 - two_stream) * (forward - head) + two_stream * longer
+    heads = (1 - two_stream) * head + two_stream * noisy * head
     again = layers if recompute else 0.0
-    return (1 + BACKWARD_FACTOR) * (layers + head) + again + preliminary * forward
+    return (1 + BACKWARD_FACTOR) * (layers + heads) + again + preliminary * forward
 
 
 def steps_for_budget(
-    config: BackboneConfig, model_size: int, length: int, global_sequences: int, flops: float, *, two_stream: float = 0.0, preliminary: float = 0.0
-) -> int:
+    config: BackboneConfig, model_size: int, length: int, global_sequences: int, flops: float, *, two_stream: float = 0.0, noisy: float = 1.0,
+    preliminary: float = 0.0,
+) -> int:  # fmt: skip
     """Whole optimizer steps that a budget of training operations pays for, counted as the scaling study does (no attention products)."""
-    per_token = training_flops_per_token(config, model_size, length, attention=False, two_stream=two_stream, preliminary=preliminary)
+    per_token = training_flops_per_token(config, model_size, length, attention=False, two_stream=two_stream, noisy=noisy, preliminary=preliminary)
     return int(flops / (per_token * length * global_sequences))

@@ -134,7 +134,7 @@ class Chunk(MegatronModule):
             return hidden_LBD
         assert self.final_layernorm is not None
         if inputs.attention is Attention.TWO_STREAM:
-            hidden_LBD = self._first_stream(hidden_LBD)
+            hidden_LBD = self._noisy_stream(hidden_LBD, inputs.noisy_length)
         normed_LBD = self.final_layernorm(hidden_LBD)
         if self.final_modulation is not None:
             assert conditioning_BC is not None
@@ -150,18 +150,18 @@ class Chunk(MegatronModule):
         return self.time(conditioning_B)
 
     def _pattern(self, inputs: NetworkInput) -> Tensor | None:
-        """What attention is told: documents_BL, [B, 2, L] for two streams, or None where the whole sequence is one document."""
+        """What attention is told: documents_BL, [B, L, noisy] for two streams, or None where the whole sequence is one document."""
         if inputs.attention is not Attention.TWO_STREAM:
             return inputs.documents_BL
         documents = torch.zeros_like(inputs.positions_BL) if inputs.documents_BL is None else inputs.documents_BL
-        return documents.unflatten(1, (2, -1))
+        return documents.unsqueeze(-1).expand(-1, -1, inputs.noisy_length)
 
-    def _first_stream(self, hidden_LBD: Tensor) -> Tensor:
-        """The noisy half of two streams, which alone is predicted."""
+    def _noisy_stream(self, hidden_LBD: Tensor, noisy: int) -> Tensor:
+        """The noisy stream of two, which alone is predicted."""
         if not self.config.sequence_parallel:
-            return hidden_LBD[: hidden_LBD.shape[0] // 2]
+            return hidden_LBD[:noisy]
         whole_LBD = gather_from_sequence_parallel_region(hidden_LBD, tensor_parallel_output_grad=False)
-        return scatter_to_sequence_parallel_region(whole_LBD[: whole_LBD.shape[0] // 2])
+        return scatter_to_sequence_parallel_region(whole_LBD[:noisy])
 
     def _rope(self, positions_BL: Tensor) -> Tensor:
         """Angles [L, B, 1, K] in the half-split layout: the K/2 frequencies twice."""

@@ -37,16 +37,16 @@ def attention_pattern(inputs: NetworkInput, cached: int | Tensor = 0) -> Pattern
         return Pattern(None if length == 1 else lower_triangle(length, cached, device), is_causal=False)
     two_stream = inputs.attention is Attention.TWO_STREAM
     if inputs.documents_BL is None:
-        return Pattern(two_streams(length, device) if two_stream else None, is_causal=causal)
+        return Pattern(two_streams(length, inputs.noisy_length, device) if two_stream else None, is_causal=causal)
     allowed_B1LS = (inputs.documents_BL[:, :, None] == inputs.documents_BL[:, None, :])[:, None]
     if causal or two_stream:
-        allowed_B1LS = allowed_B1LS & (two_streams(length, device) if two_stream else lower_triangle(length, 0, device))
+        allowed_B1LS = allowed_B1LS & (two_streams(length, inputs.noisy_length, device) if two_stream else lower_triangle(length, 0, device))
     return Pattern(allowed_B1LS, is_causal=False)
 
 
 def scored_positions(x_BLD: Tensor, inputs: NetworkInput) -> Tensor:
     """The positions that have logits: all of them, or the first of two streams."""
-    return x_BLD[:, : x_BLD.shape[1] // 2] if inputs.attention is Attention.TWO_STREAM else x_BLD
+    return x_BLD[:, : inputs.noisy_length] if inputs.attention is Attention.TWO_STREAM else x_BLD
 
 
 def lower_triangle(length: int, cached: int, device: torch.device) -> Tensor:
@@ -61,16 +61,17 @@ def staggered_triangles(length: int, cached_B: Tensor, device: torch.device) -> 
     return (key_S <= last_BL[:, :, None])[:, None]
 
 
-def two_streams(length: int, device: torch.device) -> Tensor:
-    """[1, 1, L, L] for a noisy stream of L/2 positions and the clean one after it (`Attention.TWO_STREAM`).
+def two_streams(length: int, noisy: int, device: torch.device) -> Tensor:
+    """[1, 1, L, L] for a noisy stream of `noisy` positions, the last of the order, and the clean one after it (`Attention.TWO_STREAM`).
 
     No query sees another noisy position: a clean one must not, or what it computes would differ from what a cache holds when sampling.
     """
-    if length % 2:
-        raise ValueError(f"two streams need an even number of positions, got {length}")
-    own = torch.eye(length // 2, dtype=torch.bool, device=device)
-    upto = torch.ones_like(own).tril()
-    return torch.cat((torch.cat((own, upto & ~own), 1), torch.cat((torch.zeros_like(own), upto), 1)))[None, None]
+    clean = length - noisy
+    own = torch.eye(noisy, dtype=torch.bool, device=device)
+    before = torch.ones(noisy, clean, dtype=torch.bool, device=device).tril(clean - noisy - 1)
+    upto = torch.ones(clean, clean, dtype=torch.bool, device=device).tril()
+    nothing = torch.zeros(clean, noisy, dtype=torch.bool, device=device)
+    return torch.cat((torch.cat((own, before), 1), torch.cat((nothing, upto), 1)))[None, None]
 
 
 def rotary_angles(positions_BL: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:

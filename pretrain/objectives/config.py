@@ -139,6 +139,11 @@ class ObjectiveConfig:
         return self.parts[-1]
 
     @property
+    def noisy_share(self) -> float:
+        """Length of the noisy stream of two, as a share of the clean one's: what diffusion leaves, on average."""
+        return 1 - self.esolm.alpha_0
+
+    @property
     def preliminary_share(self) -> float:
         """Share of training sequences that take a forward pass without gradient before their own."""
         return self.replaid.self_conditioning if self.name == "replaid" else 0.0

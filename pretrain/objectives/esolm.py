@@ -140,14 +140,32 @@ class EsoLM(Objective):
             count=int((documents >= 0).sum()),
         )
 
+    def prepare(self, inputs: dict[str, Tensor], targets: dict[str, Tensor], *, evaluation: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Leave out of the noisy stream what is clean in every sequence: the start of the order, which nothing sees and nothing scores.
+
+        The stream keeps a multiple of `_granularity`, so that sequence parallelism can split it.
+        """
+        masked_BL = targets["masked"]
+        length = masked_BL.shape[1]
+        if inputs["streams"].shape[1] == 1:
+            return inputs, targets
+        scored_L = masked_BL.any(0)
+        first = int(scored_L.int().argmax()) if bool(scored_L.any()) else length - 1
+        start = first // _granularity(length) * _granularity(length)
+        cut = {key: inputs[key][:, start:] for key in ("ids", "positions", "documents") if key in inputs} | {"noisy": masked_BL[:, start:]}
+        kept = {key: value[:, start:] if value.dim() > 1 else value for key, value in targets.items()}
+        return inputs | cut, kept
+
     def network_input(self, inputs: dict[str, Tensor], vocab: VocabShard) -> NetworkInput:
         """Permuted ids with their original positions, under causal or two-stream attention."""
+        two_stream = inputs["streams"].shape[1] == 2
         return NetworkInput(
             ids_BL=inputs["ids"],
             positions_BL=inputs["positions"],
             conditioning_B=inputs["conditioning"],
             documents_BL=inputs.get("documents"),
-            attention=Attention.TWO_STREAM if inputs["streams"].shape[1] == 2 else self.attention,
+            attention=Attention.TWO_STREAM if two_stream else self.attention,
+            noisy=inputs["noisy"].shape[1] if "noisy" in inputs else 0,
         )
 
     def token_loss(self, logits_BLv: Tensor, targets: dict[str, Tensor], vocab: VocabShard) -> TokenLoss:
@@ -169,6 +187,11 @@ class EsoLM(Objective):
 
     def _whole_range(self, evaluation: bool) -> bool:
         return evaluation and self.config.evaluation == "bound"
+
+
+def _granularity(length: int) -> int:
+    """A sixteenth of the sequence or more that divides it and is a multiple of 8; the whole of it where there is none."""
+    return next((size for size in range(8, length, 8) if length % size == 0 and 16 * size >= length), length)
 
 
 def generation_order(masked_L: np.ndarray, text_L: np.ndarray, random: np.random.Generator, *, shuffle_masks: bool) -> np.ndarray:

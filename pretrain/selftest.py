@@ -179,8 +179,9 @@ class SelfTest:
     @torch.no_grad()
     def _at_zero_logits(self, batches: Iterable[MicroBatch], term: Callable[[Tensor, Tensors], Tensor]) -> float:
         """The objective's own sum over the global batch for logits of zero, without a network."""
-        total, chunk, length = 0.0, self.config.precision.loss_chunk, self.config.batch.length
+        total, chunk = 0.0, self.config.precision.loss_chunk
         for batch in batches:
+            length = batch.targets["ids"].shape[1]  # Eso-LM's noisy stream may be shorter than the sequence
             for start in range(0, length, chunk):
                 stop = min(start + chunk, length)
                 logits = torch.zeros(len(batch.count_B), stop - start, self.engine.vocab.end - self.engine.vocab.start, device=self.device)

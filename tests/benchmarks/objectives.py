@@ -140,7 +140,8 @@ def prepare(case: Case, options: argparse.Namespace, precision: str, groups: Gro
     def losses() -> float:
         total = 0.0
         for batch in engine.prepared(shard, evaluation=False):
-            fresh = logits_LBv.clone()  # the loss writes its gradient over the logits
+            scored = batch.targets["ids"].shape[1]  # Eso-LM's noisy stream may be shorter than the sequence
+            fresh = logits_LBv[:scored].clone()  # the loss writes its gradient over the logits
             chunk = config.precision.loss_chunk
             total += seconds(partial(training_loss, objective, fresh, batch.targets, engine.vocab, scale=1e-4, chunk=chunk), device)
         return total

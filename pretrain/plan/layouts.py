@@ -32,7 +32,7 @@ class Layout:
             for key in keys
         ]  # fmt: skip
         changes = [f"{key}={str(new).lower()}" for key, new, old in pairs if new != old]
-        ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)} of this size"
+        ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)} with as much memory each"
         return f"{ranks} with {' '.join(changes)}" if changes else ranks
 
 

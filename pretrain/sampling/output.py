@@ -26,10 +26,10 @@ class _TokensPerSecond(ProgressColumn):
 class SamplingDisplay:
     """A bar over `tokens` tokens on a terminal, nothing in a file; `advance` is a sampler's progress callback."""
 
-    def __init__(self, tokens: int, stream: TextIO) -> None:
-        columns = (TextColumn("sampling"), MofNCompleteColumn(), BarColumn(), _TokensPerSecond(), TimeRemainingColumn())
+    def __init__(self, tokens: int, stream: TextIO, *, what: str = "sampling") -> None:
+        columns = (TextColumn(what), MofNCompleteColumn(), BarColumn(), _TokensPerSecond(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=Console(file=stream), disable=not stream.isatty())
-        self._task = self._progress.add_task("sampling", total=tokens)
+        self._task = self._progress.add_task(what, total=tokens)
         self._tokens = 0
         self._start = time.monotonic()
 

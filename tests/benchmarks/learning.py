@@ -1,7 +1,7 @@
 """What each objective learns from the same text, tokens and seed: the tiny presets on the plays, as a Markdown table.
 
     python tests/benchmarks/learning.py                                                   six presets, 400 steps each
-    python tests/benchmarks/learning.py --steps 40 --presets mdlm_tiny duo_tiny --root /tmp/learning
+    python tests/benchmarks/learning.py --steps 40 --presets mdlm_tiny duo_tiny --root runs/learning
     python tests/benchmarks/learning.py --report                                          trains nothing more
     python tests/benchmarks/learning.py --set precision=fp32 optimizer.beta2=0.98         the same change for all
 

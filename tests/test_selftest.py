@@ -292,6 +292,6 @@ def test_the_command_that_fails(tmp_path):
     done = subprocess.run([*words, "selftest_steps=3"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 1, done.stderr
     assert not re.search("Traceback|exitcode|ChildFailed|error:", done.stderr), done.stderr
-    assert "FAIL  fall of the loss" in done.stdout and "(must be under 30% within 3 steps)" in done.stdout
+    assert "FAIL  fall of the loss" in done.stdout and "(must be under 30% within 3 steps; fewer than 200 steps may not be enough)" in done.stdout
     assert done.stdout.rstrip().endswith("self-test FAILED: 1 of 7 checks")
     assert list(tmp_path.iterdir()) == []

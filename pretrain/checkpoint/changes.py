@@ -176,9 +176,9 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}, by which changes are noticed, cannot be read ({' '.join(str(error).split())}); use another checkpoint") from None
+        raise UserError(f"{path}, the configuration of the run, cannot be read ({' '.join(str(error).split())}); use another checkpoint") from None
     if not isinstance(tree, dict):
-        raise UserError(f"{path}, by which changes are noticed, does not hold the configuration of a run; use another checkpoint")
+        raise UserError(f"{path} does not hold the configuration of a run; use another checkpoint")
     return tree
 
 

@@ -24,7 +24,6 @@ from pretrain.errors import UserError
 from pretrain.evaluation.config import EvaluationConfig
 from pretrain.evaluation.likelihood import LikelihoodResult, estimate_likelihood
 from pretrain.evaluation.ode_likelihood import OdeSettings, ode_likelihood
-from pretrain.hf_model.gaussian_diffusion import evidence_scale, network_scale, per_sequence
 from pretrain.hf_model.network_input import NetworkInput
 from pretrain.objectives.base import Objective
 from pretrain.objectives.replaid import RePlaid
@@ -115,7 +114,7 @@ class HeldOut:
         """With what the objective adds, and the estimates of a preliminary pass."""
         batch = self._stack(rows)
         inputs, targets = self.objective.prepare(batch.inputs, batch.targets, evaluation=True)
-        if self.objective.preliminary_share(evaluation=True) > 0:
+        if self.objective.preliminary_rows(inputs, evaluation=True) is not None:  # in evaluation, all of them
             logits_BLP = self._logits(self.objective.network_input(inputs, self.vocab))
             inputs = inputs | {"estimate": self.objective.preliminary_result(logits_BLP, targets, self.vocab)}
         return MicroBatch(inputs, targets, batch.count_B, batch.t_B, batch.sample_ids)
@@ -143,21 +142,10 @@ class _LatentReader:
         return -self._read(z_BLE, gamma_B, estimate_BLE)[0].double().sum(-1)
 
     def _read(self, z_BLE: Tensor, gamma_B: Tensor, estimate_BLE: Tensor | None) -> tuple[Tensor, Tensor]:
-        width, inputs = self.objective.config.latent, self.batch.inputs
-        network_input = NetworkInput(
-            latents_BLE=per_sequence(network_scale(gamma_B, width), z_BLE) * z_BLE,
-            estimate_BLE=(torch.zeros_like(z_BLE) if estimate_BLE is None else estimate_BLE) * width**0.5,
-            positions_BL=inputs["positions"],
-            conditioning_B=gamma_B.to(z_BLE.dtype),
-            documents_BL=inputs.get("documents"),
-            attention=self.objective.attention,
-        )
-        evidence_BLE = None
-        if self.objective.config.output_prior:
-            scale_B = evidence_scale(gamma_B) * self.objective.running.ramp(self.objective.config.prior_ramp_steps)
-            evidence_BLE = per_sequence(scale_B, z_BLE) * z_BLE
+        logits_BLP = self.logits(self.objective.reading(z_BLE, gamma_B, estimate_BLE, self.batch.inputs))
+        evidence_BLE = self.objective.evidence(z_BLE, gamma_B)
         learns_B = torch.zeros_like(gamma_B, dtype=torch.bool)
-        return self.vocab.cross_entropy_and_mean(self.logits(network_input), evidence_BLE, self.table_PE, self.batch.targets["ids"], learns_B)
+        return self.vocab.cross_entropy_and_mean(logits_BLP, evidence_BLE, self.table_PE, self.batch.targets["ids"], learns_B)
 
 
 def load_objective(objective: Objective, checkpoint: Path) -> None:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import yaml
 from torch import Tensor
 
+from pretrain.checkpoint.changes import read_config
 from pretrain.checkpoint.consolidate import stream
-from pretrain.checkpoint.layout import CHECKPOINTS, CONFIG, step_name
+from pretrain.checkpoint.layout import CHECKPOINTS, step_name
 from pretrain.checkpoint.manager import find_checkpoint
 from pretrain.checkpoint.zero_reader import MASTER, ZeroCheckpoint
 from pretrain.compose import typed
@@ -66,7 +66,7 @@ def open_trained(path: Path, step: int | None = None) -> TrainedModel:
     checkpoint = find_checkpoint(path)
     if step is not None and checkpoint.step != step:
         raise UserError(f"{path} is the checkpoint of step {checkpoint.step}, not {step}; leave step out, or name the run directory")
-    run = _read_run(checkpoint.folder / CONFIG)
+    run = typed(RunConfig, read_config(checkpoint.folder))
     tokenizer = Tokenizer(run.tokenizer)
     vocabulary = run_vocabulary(run, tokenizer)
     if checkpoint.state.rows != vocabulary.padded_size:
@@ -75,13 +75,3 @@ def open_trained(path: Path, step: int | None = None) -> TrainedModel:
             "put back the tokenizer of that run"
         )
     return TrainedModel(checkpoint.folder, checkpoint.step, run, tokenizer, vocabulary)
-
-
-def _read_run(path: Path) -> RunConfig:
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}, the configuration of the run, cannot be read ({error}); use another checkpoint") from error
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} does not hold the configuration of a run; use another checkpoint")
-    return typed(RunConfig, tree)

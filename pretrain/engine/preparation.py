@@ -37,9 +37,9 @@ class Preparation:
         for batch in batches:
             inputs, targets = self._objective.prepare(batch.inputs, batch.targets, evaluation=evaluation)
             prepared.append(replace(batch, inputs=inputs, targets=targets, t_B=targets.get("t", batch.t_B)))
-        if self._objective.preliminary_share(evaluation=evaluation) > 0:
-            prepared = self._with_estimates(prepared, forward, evaluation=evaluation)
-        return tuple(prepared)
+        marked = [self._objective.preliminary_rows(batch.inputs, evaluation=evaluation) for batch in prepared]
+        rows = [rows_B for rows_B in marked if rows_B is not None]
+        return tuple(self._with_estimates(prepared, rows, forward) if rows else prepared)
 
     def after(self, batches: tuple[MicroBatch, ...], losses: list[Tensor]) -> None:
         """Make the leaves' gradients whole and hand them on; then update running state. `losses` has each micro-batch's loss_B on the last stage."""
@@ -71,11 +71,10 @@ class Preparation:
     # ---- the preliminary pass -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _with_estimates(self, batches: list[MicroBatch], forward: Forward, *, evaluation: bool) -> list[MicroBatch]:
+    def _with_estimates(self, batches: list[MicroBatch], marked: list[Tensor], forward: Forward) -> list[MicroBatch]:
         """Rows that need a first pass, packed into as few micro-batches as hold them; what it finds goes into inputs["estimate"]."""
         size = batches[0].count_B.shape[0]
-        marked = [self._objective.preliminary_rows(batch.inputs, evaluation=evaluation) for batch in batches]
-        where = [(m, int(b)) for m, rows_B in enumerate(marked) if rows_B is not None for b in rows_B.nonzero().flatten()]
+        where = [(m, b) for m, rows_B in enumerate(marked) for b in rows_B.nonzero().flatten().tolist()]
         passes = self._passes(-(-len(where) // size), batches[0].count_B.device)
         filled = where + [(0, 0)] * (passes * size - len(where))
         packed = [_packed(batches, filled[i : i + size]) for i in range(0, len(filled), size)]

@@ -118,17 +118,13 @@ class Objective(ABC):
         return inputs, targets
 
     def preliminary_rows(self, inputs: Tensors, *, evaluation: bool) -> Tensor | None:
-        """rows_B, bool: sequences that need a first pass without gradient, at most one in every 1 / `preliminary_share` consecutive
-        positions; None: there is no such pass."""
+        """rows_B, bool: sequences that need a first pass without gradient; None, for every micro-batch alike: there is no such pass."""
         return None
 
-    def preliminary_share(self, *, evaluation: bool) -> float:
-        """Share of the sequences that `preliminary_rows` marks: 0 (none), or 1 / n."""
-        return 0.0
-
     def preliminary_result(self, logits_BLv: Tensor, targets: Tensors, vocab: VocabShard) -> Tensor:
-        """[B, L, E]: what the first pass found at these positions. It becomes `inputs["estimate"]`, with zeros in the other sequences."""
-        raise NotImplementedError
+        """[B, L, E]: what the first pass found at these positions. It becomes `inputs["estimate"]`, with zeros in the other sequences.
+        Objectives without `preliminary_rows` are never asked."""
+        raise NotImplementedError(f"{self.name} marks sequences for a first pass and does not say what to keep of it")
 
     def preliminary_width(self) -> int:
         """E of `preliminary_result`."""

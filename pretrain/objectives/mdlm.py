@@ -21,13 +21,13 @@ Shape suffixes: B sequences, L positions, v this rank's share of the vocabulary.
 from typing import final
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pretrain.hf_model.diffusion_math import LogLinearSchedule, bound_time, masked_nelbo_weight, training_time
 from pretrain.hf_model.network_input import Attention, NetworkInput
 from pretrain.objectives.base import Corrupted, Label, Objective, TokenLoss
 from pretrain.objectives.config import ObjectiveConfig
+from pretrain.objectives.masked_terms import masked_loss, masked_nelbo
 from pretrain.parallel.noise import Noise
 from pretrain.parallel.vocab import VocabShard
 from pretrain.parallel.vocabulary import Vocabulary
@@ -93,17 +93,11 @@ class MDLM(Objective):
 
     def token_loss(self, logits_BLv: Tensor, targets: dict[str, Tensor], vocab: VocabShard) -> TokenLoss:
         """The training form and the NELBO from one cross-entropy."""
-        nats_B = self._masked_cross_entropy(logits_BLv, targets, vocab).sum(-1)
-        return TokenLoss(loss_B=nats_B * targets["loss_weight"].to(nats_B), nelbo_B=nats_B.detach() * targets["nelbo_weight"].to(nats_B))
+        return masked_loss(logits_BLv, targets, vocab)
 
     def token_nelbo(self, logits_BLv: Tensor, targets: dict[str, Tensor], vocab: VocabShard) -> Tensor:
         """Cross-entropy / t at masked positions, 0 elsewhere."""
-        nats_BL = self._masked_cross_entropy(logits_BLv, targets, vocab)
-        return nats_BL * targets["nelbo_weight"].to(nats_BL).unsqueeze(-1)
-
-    def _masked_cross_entropy(self, logits_BLv: Tensor, targets: dict[str, Tensor], vocab: VocabShard) -> Tensor:
-        # `where`, not a product: a padding id may be one that the model cannot predict, whose cross-entropy is infinite.
-        return torch.where(targets["masked"], vocab.cross_entropy(logits_BLv, targets["ids"]), 0.0)
+        return masked_nelbo(logits_BLv, targets, vocab)
 
     def _whole_range(self, evaluation: bool) -> bool:
         return evaluation and self.config.evaluation == "bound"

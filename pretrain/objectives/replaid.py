@@ -135,12 +135,8 @@ class RePlaid(Objective):
     # ---- self-conditioning ----------------------------------------------------------------------------------------------------------
 
     def preliminary_rows(self, inputs: Tensors, *, evaluation: bool) -> Tensor | None:
-        """The self-conditioned sequences."""
+        """The self-conditioned sequences: a quarter in training by default, all in evaluation."""
         return self._self_conditioned(inputs, evaluation=evaluation) if self._every else None
-
-    def preliminary_share(self, *, evaluation: bool) -> float:
-        """A quarter in training by default, all in evaluation."""
-        return float(bool(self._every)) if evaluation else self.config.self_conditioning
 
     def preliminary_width(self) -> int:
         """E."""
@@ -157,7 +153,11 @@ class RePlaid(Objective):
         """z_t scaled to mean square 1, the estimate (zero where there is none) to length sqrt(E), and gamma as conditioning."""
         gamma_B, _, _ = self._gamma(inputs)
         clean_BLE, z_BLE = self._latents(inputs, gamma_B, self.embedding(vocab.start, vocab.end), vocab)
-        estimate_BLE = inputs.get("estimate", torch.zeros_like(clean_BLE))
+        return self.reading(z_BLE, gamma_B, inputs.get("estimate"), inputs)
+
+    def reading(self, z_BLE: Tensor, gamma_B: Tensor, estimate_BLE: Tensor | None, inputs: Tensors) -> NetworkInput:
+        """What the network reads of latents at this noise level; positions and documents from `inputs`."""
+        estimate_BLE = torch.zeros_like(z_BLE) if estimate_BLE is None else estimate_BLE
         return NetworkInput(
             latents_BLE=per_sequence(network_scale(gamma_B, self.config.latent), z_BLE) * z_BLE,
             estimate_BLE=estimate_BLE * self.config.latent**0.5,
@@ -188,12 +188,16 @@ class RePlaid(Objective):
         gamma_B, _, _ = self._gamma(targets)
         table_vE = self.embedding(vocab.start, vocab.end)
         clean_BLE, z_BLE = self._latents(targets, gamma_B, table_vE, vocab)
-        evidence_BLE = None
-        if self.config.output_prior:
-            scale_B = evidence_scale(gamma_B) * self.running.ramp(self.config.prior_ramp_steps)
-            evidence_BLE = per_sequence(scale_B, z_BLE) * z_BLE
+        evidence_BLE = self.evidence(z_BLE, gamma_B)
         nats_BL, mean_BLE = vocab.cross_entropy_and_mean(logits_BLv, evidence_BLE, table_vE, targets["ids"], ~targets["self_conditioned"])
         return nats_BL, mean_BLE, clean_BLE
+
+    def evidence(self, z_BLE: Tensor, gamma_B: Tensor) -> Tensor | None:
+        """What times E^T is added to the logits: z_t's own word about each token, as far as the ramp lets it; None without the output prior."""
+        if not self.config.output_prior:
+            return None
+        scale_B = evidence_scale(gamma_B) * self.running.ramp(self.config.prior_ramp_steps)
+        return per_sequence(scale_B, z_BLE) * z_BLE
 
     def _latents(self, drawn: Tensors, gamma_B: Tensor, table_vE: Tensor, vocab: VocabShard) -> tuple[Tensor, Tensor]:
         """e and z_t: the same bits on the first stage and on the last."""

@@ -23,7 +23,6 @@ from unittest.mock import patch
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
 
@@ -32,16 +31,15 @@ from pretrain.build import build_engine, build_network, build_objective  # noqa:
 from pretrain.compose import command_from_arguments  # noqa: E402
 from pretrain.data.batch import BatchShard  # noqa: E402
 from pretrain.data.loader import Loader  # noqa: E402
-from pretrain.data.samples import NumberedSample  # noqa: E402
+from pretrain.data.random_text import RandomText  # noqa: E402
 from pretrain.engine.loss import training_loss  # noqa: E402
 from pretrain.objectives.base import Objective  # noqa: E402
 from pretrain.parallel import groups as parallel_groups  # noqa: E402
 from pretrain.parallel import platform  # noqa: E402
 from pretrain.parallel.groups import Groups  # noqa: E402
-from pretrain.parallel.noise import Noise  # noqa: E402
-from pretrain.parallel.vocabulary import Vocabulary  # noqa: E402
 from pretrain.rules import run_flops_per_token  # noqa: E402
 from pretrain.run_config import RunConfig  # noqa: E402
+from pretrain.selftest import assumed  # noqa: E402
 from pretrain.telemetry.throughput import measure_matmul_peak  # noqa: E402
 
 WARMUP, MEASURED, PROFILED = 2, 20, 3
@@ -52,24 +50,13 @@ MATRIX = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn", "_a
 ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")
 
 
-class RandomText:
-    """Samples of random tokens, noised as the loader noises real ones."""
-
-    def __init__(self, config: RunConfig, objective: Objective) -> None:
-        self._config, self._objective = config, objective
-
-    def sample(self, number: int) -> NumberedSample:
-        """Sample `number` of the run."""
-        batch = self._config.batch
-        noise = Noise(self._config.seed, number, number % batch.global_sequences, batch.global_sequences)
-        tokens = noise.stream("text").integers(0, TOKENIZER_SIZE, batch.length + self._objective.lookahead)
-        return NumberedSample(number, self._objective.corrupt(tokens, np.zeros(len(tokens), np.int32), noise, evaluation=False))
-
-
 def batches(config: RunConfig, objective: Objective, device: torch.device) -> Loader:
     """The product's loader over random text."""
-    steps = iter(range(1 << 30))
-    return Loader(RandomText(config, objective), config.data, config.batch, dp_rank=0, dp_size=1, steps=steps, device=device)
+    text = RandomText(
+        config.batch, objective.vocabulary, corrupt=partial(objective.corrupt, evaluation=False), lookahead=objective.lookahead, seed=config.seed,
+        parts=objective.parts,
+    )  # fmt: skip
+    return Loader(text, config.data, config.batch, dp_rank=0, dp_size=1, steps=iter(range(1 << 30)), device=device)
 
 
 def timed(step: Callable[[BatchShard], object], loader: Iterator[BatchShard], device: torch.device) -> float:
@@ -88,12 +75,12 @@ def timed(step: Callable[[BatchShard], object], loader: Iterator[BatchShard], de
 
 
 def bare_step(network: torch.nn.Module, engine: zero.Engine, chunk: int) -> Callable[[BatchShard], None]:
-    """Forward, backward, clip and update, with nothing of the engine but its loss function."""
+    """Forward, backward, clip and update, with nothing of the engine but its loss function and what the objective adds to a batch."""
     objective, optimizer = engine.objective, torch.optim.AdamW(network.parameters(), lr=1e-4)
 
     def step(shard: BatchShard) -> None:
         count = sum(int(batch.count_B.sum()) for batch in shard.micro_batches)
-        for batch in shard.micro_batches:
+        for batch in engine.prepared(shard, evaluation=False):
             logits_LBv = network(objective.network_input(batch.inputs, engine.vocab))
             training_loss(objective, logits_LBv, batch.targets, engine.vocab, scale=1 / count, chunk=chunk)[0].backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -150,10 +137,7 @@ def shares(step: Callable[[BatchShard], object], loader: Iterator[BatchShard], e
 def report(config: RunConfig, groups: Groups, compute: Literal["fp32", "bf16"], device: torch.device) -> None:
     """Measure one precision and print it."""
     config = replace(config, precision=replace(config.precision, compute=compute))
-    masked = config.objective.name != "ar"
-    size = TOKENIZER_SIZE + masked
-    padded = Vocabulary.padded(size, config.backbone.vocab_multiple)
-    vocabulary = Vocabulary(tokenizer_size=TOKENIZER_SIZE, model_size=size, padded_size=padded, mask_id=TOKENIZER_SIZE if masked else None, eos_id=0)
+    vocabulary = assumed(config, TOKENIZER_SIZE + config.objective.has_mask)
     objective = build_objective(config.objective, vocabulary)
     engine = build_engine(config, objective, groups, device)
     step = partial(engine.train_step, lr=1e-4)
@@ -167,7 +151,7 @@ def report(config: RunConfig, groups: Groups, compute: Literal["fp32", "bf16"], 
     with batches(config, objective, device) as loader:  # last: a profiler that has run once may slow what follows
         parts = shares(step, loader, engine, device)
     tokens = config.batch.global_sequences * config.batch.length
-    flops = run_flops_per_token(config, size) * tokens / seconds
+    flops = run_flops_per_token(config, vocabulary.model_size) * tokens / seconds
     print(f"\n{config.name}, {compute}: {tokens / seconds:,.0f} tokens/s, {1e3 * seconds:.1f} ms per step of {tokens} tokens")
     print(f"  {flops / 1e9:.1f} GFLOP/s of a measured {peak / 1e9:.1f} (fastest {compute} matrix product of this run): MFU {flops / peak:.1%}")
     print("  time: " + ", ".join(f"{name} {share:.1%}" for name, share in parts.items()))

@@ -49,6 +49,8 @@ def test_from_text_to_samples(tmp_path):
     assert [r["step"] for r in records if r["kind"] == "train"] == [2, 4]
     python(tmp_path, "sample.py", "checkpoint=runs/words", "count=2", "output=runs/words/samples.jsonl")
     assert len((tmp_path / "runs/words/samples.jsonl").read_text().splitlines()) == 2
+    scored = python(tmp_path, "evaluate.py", "checkpoint=runs/words", "draws=2")
+    assert "mdlm, nelbo | perplexity" in scored and "(bound, 95% CI" in scored
     summary = python(tmp_path, "summary.py", "runs/words", "validation")
     assert "validation (bound)" in summary
     assert "unigram entropy" in summary

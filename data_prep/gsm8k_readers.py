@@ -42,7 +42,7 @@ def read_problems(path: Path, kind: Kind) -> Iterator[Line]:
         raise UserError(f"input {path} is not a file of the kind {kind}, which ends in {endings}; unpack it, or name another kind=")
     parser: Callable[[bytes], tuple[str, str, str]] = _augmented if kind == "augmented" else _original
     try:
-        lines = _parquet_rows(path) if path.suffix == ".parquet" else _file_lines(path)
+        lines = parquet_rows(path) if path.suffix == ".parquet" else file_lines(path)
         for number, line in enumerate(lines, start=1):
             content = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             if content.strip():
@@ -112,12 +112,13 @@ def _require_characters(*texts: str) -> None:
             raise BadLine("the text holds a lone surrogate, which is no character") from error
 
 
-def _file_lines(path: Path) -> Iterator[bytes]:
+def file_lines(path: Path) -> Iterator[bytes]:
+    """Lines of a file, their ends included."""
     with path.open("rb") as stream:
         yield from stream
 
 
-def _parquet_rows(path: Path) -> Iterator[bytes]:
+def parquet_rows(path: Path) -> Iterator[bytes]:
     """Rows as JSON lines: how the data set's page on Hugging Face ships it."""
     import pyarrow as arrow
     import pyarrow.parquet as parquet

@@ -57,7 +57,8 @@ def test_mistakes_are_one_sentence(
 
 def test_a_mistake_in_a_process_of_its_own(tmp_path: Path) -> None:
     result = launch(tmp_path, "task=foo")
-    assert (result.returncode, result.stderr) == (64, "error: there is no task foo; known: audit, contamination, duplicates, gsm8k, gsm_symbolic, plays, tokenize, train_tokenizer\n")
+    sentence = "there is no task foo; known: audit, contamination, duplicates, gsm8k, gsm_symbolic, plays, tokenize, train_tokenizer"
+    assert (result.returncode, result.stderr) == (64, f"error: {sentence}\n")
 
 
 def test_audit_of_a_changed_corpus(tmp_path: Path, model_file: Path) -> None:

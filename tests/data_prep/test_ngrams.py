@@ -47,7 +47,7 @@ def test_runs_are_what_a_direct_comparison_finds(words: list[str], passages: lis
 
 def test_a_run_goes_on_as_far_as_the_words_agree() -> None:
     index = NgramIndex([Passage(0, 0, tuple(["a", "b", "c", "d", "e", "f"])), Passage(0, 1, tuple(["x", "y", "z"]))], 4, 2)
-    assert index.runs(["q", "a", "b", "c", "d", "e", "x", "y", "z", "f", "a", "b", "c", "d"]) == [Run(1, 0, 6, 3, 3), Run(0, 0, 1, 5, 4), Run(0, 0, 10, 4, 4)]
+    assert index.runs(list("qabcdexyzfabcd")) == [Run(1, 0, 6, 3, 3), Run(0, 0, 1, 5, 4), Run(0, 0, 10, 4, 4)]
 
 
 def test_a_colliding_hash_is_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:

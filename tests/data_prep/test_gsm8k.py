@@ -166,6 +166,12 @@ def test_templates_are_100_without_the_broken_ones() -> None:
     assert sorted({*load_templates(), *BROKEN}) == list(range(100)) and not set(load_templates()) & BROKEN
 
 
+def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="reasoning-gym, which is not installed here; install it: pip install --no-deps reasoning-gym=="):
+        load_templates()
+
+
 def test_symbolic_problems(tmp_path: Path) -> None:
     config = GsmSymbolicConfig(output=str(tmp_path), count=300, test_count=60, text_count=50, easiest=10)
     write_symbolic(config)

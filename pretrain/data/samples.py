@@ -5,7 +5,7 @@ Both answer `sample(n)`; who asks for which numbers is decided by `positions`.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -17,6 +17,7 @@ from pretrain.data.corpus import Corpus
 from pretrain.data.mixture import Address, Mixture
 from pretrain.data.parts import part_of, part_sizes
 from pretrain.data.permutation import Permutation
+from pretrain.data.phases import Phase, planned_phases
 from pretrain.errors import UserError
 from pretrain.parallel.noise import Noise
 
@@ -123,7 +124,12 @@ class TrainingSamples:
                     f"data source '{name}' ({corpora[name].folder}) has {corpora[name].tokens} tokens, fewer than one sample of {self._span}; "
                     "add text to it, or set a smaller batch.length"
                 )
-        self.mixture = Mixture({name: config.train[name].weight for name in corpora}, windows, seed=seed)
+        self._windows = windows
+        self.follow(planned_phases(config, global_sequences=batch.global_sequences, length=batch.length))
+
+    def follow(self, phases: Sequence[Phase]) -> None:
+        """Draw from these phases in place of those that the configuration states: a run that continues keeps the ones it has recorded."""
+        self.mixture = Mixture(phases, self._windows, seed=self._seed)
 
     def sample(self, number: int) -> NumberedSample:
         """Sample `number`, counted from the start of the run: step s, position i is number s * global_sequences + i."""

@@ -26,6 +26,7 @@ from pretrain.checkpoint.reshape import load_any_layout
 from pretrain.checkpoint.resume import MEANT, RATES_AHEAD, ResumeCard, freeze_run, meant, versions
 from pretrain.data.loader import Loader, build_loader, build_validation_loader
 from pretrain.data.phases import to_record
+from pretrain.data.samples import TrainingSamples, ValidationSamples
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.engine.schedule import learning_rate
 from pretrain.engine.statistics import TIME_BINS, StepResult, time_records
@@ -87,8 +88,11 @@ class Trainer:
         self.meant = meant(config, vocabulary, tokenizer.hash)
         self.derived: Derived = resolve(config, world_size=groups.world_size, model_size=vocabulary.model_size)
         self.objective: Objective = build_objective(config.objective, vocabulary)
-        self.samples, self.held_out = build_samples(config, self.objective, tokenizer)
         self.peers = Peers.world()
+        # Each rank verifies its share of what its machine sees, and all leave where one finds damage.
+        built: list[tuple[TrainingSamples, ValidationSamples | None]] = []
+        self.peers.everyone(lambda: built.append(build_samples(config, self.objective, tokenizer, share=platform.machine_share())))
+        self.samples, self.held_out = built[0]
         self.lock = lock_run(config.directory, self.peers)
         try:
             self._begin()

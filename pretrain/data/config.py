@@ -41,7 +41,7 @@ class DataConfig:
     random_length_probability   share of sequences cut to a length drawn from U{1..L} (scaling-dllms: 0.01 in the 1.7B runs; never for AR).
     loader                      dali: prefetch through NVIDIA DALI; plain: a Python thread. Both give identical batches.
     prefetch                    global batches prepared ahead.
-    workers                     threads of each rank that read and noise samples. Batches do not depend on it.
+    workers                     threads of each rank that read and noise samples: more where steps wait for data. Batches do not depend on it.
     """
 
     train: dict[str, SourceConfig] = field(default_factory=dict)
@@ -52,4 +52,4 @@ class DataConfig:
     random_length_probability: float = 0.0
     loader: Literal["dali", "plain"] = "dali"
     prefetch: int = 2
-    workers: int = 2
+    workers: int = 1

@@ -135,8 +135,6 @@ class TrainingSamples:
         """Sample `number`, counted from the start of the run: step s, position i is number s * global_sequences + i."""
         noise = self._noise(number)
         tokens, documents = self.text(self.mixture.address(number))
-        if not self._document_masks:
-            documents = np.zeros_like(documents)
         if self._cut_probability > 0:
             random = noise.stream("random_length")
             if random.random() < self._cut_probability:
@@ -150,8 +148,8 @@ class TrainingSamples:
         return Noise(self._seed, number, place, size, part=part, share=size / self._global_sequences, step=step)
 
     def text(self, address: Address) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and document numbers of a window, before noise."""
-        return self._corpora[address.source].read(address.window * self._length, self._span)
+        """Tokens and document numbers of a window, before noise; zeros for the latter where documents are not masked from each other."""
+        return self._corpora[address.source].read(address.window * self._length, self._span, documents=self._document_masks)
 
     def addresses(self, step: int) -> list[Address]:
         """Which windows optimizer step `step` sees, in the order of the global batch."""
@@ -223,9 +221,7 @@ class ValidationSamples:
         source = next(i for i, end in enumerate(self._ends) if window < end)
         corpus = self._corpora[source]
         start = (window - (self._ends[source - 1] if source else 0)) * self._length
-        tokens, documents = corpus.read(start, min(self._span, corpus.tokens - start))
-        if not self._document_masks:
-            documents = np.zeros_like(documents)
+        tokens, documents = corpus.read(start, min(self._span, corpus.tokens - start), documents=self._document_masks)
         missing = self._span - tokens.size
         padding = np.full(missing, corpus.manifest.tokenizer.eos_id, np.int64)
         return np.concatenate([tokens, padding]), np.concatenate([documents, np.full(missing, -1, np.int32)])

@@ -3,6 +3,7 @@
 import math
 from dataclasses import fields
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -39,19 +40,17 @@ def duration(hours: float) -> str:
 
 def _readings(found: list[Reading]) -> Table:
     """Sources by phase; sizes in tokens."""
-    table = Table(title="Tokens by phase and source", title_justify="left", title_style="bold")
-    for name in ("phase", "until", "source"):
-        table.add_column(name, no_wrap=True)
-    for name in ("tokens", "share", "prepared", "passes", "in all"):
+    table = Table(title="Tokens by phase and source", title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("phase", "source"):
+        table.add_column(name, overflow="fold")
+    for name in ("reads", "share", "holds", "passes", "in all"):
         table.add_column(name, justify="right", no_wrap=True)
     for number, reading in enumerate(found):
         first = number == 0 or found[number - 1].phase != reading.phase
-        if first and number:
-            table.add_section()
         passes = ["-", "-"] if math.isnan(reading.total) else [f"{reading.passes:.3g}", f"{reading.total:.3g}"]
-        held = "not yet" if reading.held is None else f"{reading.held:.4g}"
-        phase = (str(reading.phase), f"{reading.end:.4g}") if first else ("", "")
-        table.add_row(*phase, reading.source, f"{reading.tokens:.4g}", f"{reading.share:.2%}", held, *passes)
+        held = "not prepared" if reading.held is None else f"{reading.held:.3g}"
+        phase = f"{reading.phase}, to {reading.end:.4g}" if first else ""
+        table.add_row(phase, reading.source, f"{reading.tokens:.3g}", f"{reading.share:.1%}", held, *passes)
     return table
 
 

@@ -79,7 +79,7 @@ def test_what_is_not_prepared_is_shown_and_not_refused(folder: Path, capsys: pyt
     gone = replace(config, data=replace(config.data, train={name: SourceConfig(path="nowhere") for name in ("web", "code")}))
     check_repetition(gone, table(gone))
     show(make_plan(gone, PlanConfig(vocabulary=400)))
-    assert capsys.readouterr().out.count("not yet") == 3
+    assert capsys.readouterr().out.count("not prepared") == 3
 
 
 def test_a_run_that_goes_on_counts_what_it_has_read(folder: Path) -> None:

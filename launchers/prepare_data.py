@@ -1,4 +1,4 @@
-"""Prepare text for pretraining: python launchers/prepare_data.py [TASK] KEY=VALUE … (--help lists them)."""
+"""Prepare text for pretraining, and see what a run read: python launchers/prepare_data.py [TASK] KEY=VALUE … (--help lists the tasks)."""
 
 import sys
 from pathlib import Path
@@ -7,10 +7,12 @@ from typing import Any
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this folder would hide the packages behind its scripts
 
 from data_prep.tasks import TASKS  # noqa: E402
+from pretrain.audit.tasks import RUN_TASKS  # noqa: E402
 from pretrain.command_line import run_command  # noqa: E402
 from pretrain.compose import compose_arguments, resolved, typed  # noqa: E402
 from pretrain.errors import UserError, nearest  # noqa: E402
 
+ALL_TASKS = TASKS | RUN_TASKS
 PATHS = ("input", "corpus", "against")
 """Keys that take a path or a list of them."""
 
@@ -22,8 +24,10 @@ def choose_task(arguments: list[str]) -> list[str]:
     if len(chosen) > 1:
         raise UserError(f"{' and '.join(chosen)} are two tasks; give one")
     for name in chosen:
-        if name not in TASKS:
-            raise UserError(f"there is no task {name}{nearest(name, list(TASKS))}")
+        if name not in ALL_TASKS:
+            raise UserError(f"there is no task {name}{nearest(name, list(ALL_TASKS))}")
+    if chosen == ["audit"] and any(word.startswith(("step=", "run=")) for word in words):
+        chosen = ["audit_step"]  # of what a run read, not of a folder
     return [f"prepare_data={chosen[0]}" if word.lstrip("+").startswith("task=") else word for word in words]
 
 
@@ -37,7 +41,7 @@ def run(tree: dict[str, Any]) -> None:
         value = tree.get(key, "")
         if value is not None and not all(isinstance(path, str) for path in (value if isinstance(value, list) else [value])):
             raise UserError(f"{key}={value} must be a path, or a list of them: {key}=A or {key}=[A,B]; quote a number: {key}=\"'5'\"")
-    kind, action = TASKS[task]
+    kind, action = ALL_TASKS[task]
     action(typed(kind, tree))
 
 

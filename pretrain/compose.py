@@ -60,6 +60,8 @@ def command_from(composed: DictConfig) -> Command:
         section, _, name = key.partition(".")
         if isinstance(tree.get(section), dict) and tree[section].get(name, {}) is None:
             tree[section][name] = {}  # null says that there is none, also in a preset's file, where {} would be merged
+    if isinstance(tree.get("data"), dict) and tree["data"].get("phases", []) is None:
+        tree["data"]["phases"] = []
     return Command(run=typed(RunConfig, tree), plan=plan, check=check, selftest=selftest)
 
 

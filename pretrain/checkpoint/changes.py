@@ -80,10 +80,13 @@ FREEDOM: dict[str, Freedom] = {
     "data.train.*.weight": Freedom.COURSE,
     "data.validation.*.path": Freedom.FREE,
     "data.validation.*.weight": Freedom.FREE,  # every source is read once, whole
+    "data.phases": Freedom.COURSE,  # what is to come; what is past is held to the record (checkpoint.history)
+    "data.max_epochs": Freedom.FREE,
     "data.document_masks": Freedom.COURSE,
     "data.random_length_probability": Freedom.COURSE,
     "data.loader": Freedom.FREE,
     "data.prefetch": Freedom.FREE,
+    "data.workers": Freedom.FREE,
     "batch.global_sequences": Freedom.FIXED,
     "batch.micro_sequences": Freedom.FREE,
     "batch.length": Freedom.FIXED,
@@ -214,4 +217,6 @@ def _defaults(kind: type, prefix: str = "") -> dict[str, Any]:
             found |= _defaults(hint, f"{prefix}{item.name}.")
         elif item.default is not MISSING:
             found[f"{prefix}{item.name}"] = item.default
+        elif item.default_factory is list:
+            found[f"{prefix}{item.name}"] = []
     return found

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from data_prep.audit import audit_corpora
-from data_prep.config import AuditConfig, PlaysConfig, TokenizeConfig, TrainTokenizerConfig
+from data_prep.config import AuditConfig, FinishConfig, PlaysConfig, TokenizeConfig, TrainTokenizerConfig
+from data_prep.finish import finish
 from data_prep.plays import write_plays
 from data_prep.prepare import prepare
 from data_prep.train_tokenizer import train_tokenizer
@@ -12,6 +13,10 @@ from data_prep.train_tokenizer import train_tokenizer
 TASKS: dict[str, tuple[type, Callable[[Any], object]]] = {
     "tokenize": (TokenizeConfig, prepare),
     "train_tokenizer": (TrainTokenizerConfig, train_tokenizer),
+    "finish": (FinishConfig, finish),
+    "slimpajama_llama2": (TokenizeConfig, prepare),
+    "nemotron_phase1": (TokenizeConfig, prepare),
+    "nemotron_phase2": (TokenizeConfig, prepare),
     "audit": (AuditConfig, audit_corpora),
     "plays": (PlaysConfig, write_plays),
 }

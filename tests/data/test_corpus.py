@@ -195,8 +195,9 @@ HASH = "0" * 64
         ("request", [], r"request=\[\], which must be an object"),
         ("request.tokenizer", HASH, "request.tokenizer='.*', which must be tokenizer.hash"),
         ("request.shard_bytes", 0, "request.shard_bytes=0, which must be at least 1"),
-        ("request.inputs", [], r"request.inputs=\[\], which must name at least one file"),
-        ("request.inputs.0.bytes", -1, r"request.inputs\[0\].bytes=-1, which must not be negative"),
+        ("request.sources", {}, r"request.sources={}, which must name at least one source"),
+        ("request.sources.main.inputs", [], r"request.sources.main.inputs=\[\], which must name at least one file"),
+        ("request.sources.main.inputs.0.bytes", -1, r"request.sources.main.inputs\[0\].bytes=-1, which must not be negative"),
         ("comment", "mine", "has the unknown field comment='mine'"),
     ],
 )  # fmt: skip
@@ -221,7 +222,7 @@ def test_every_field_of_a_manifest_has_a_type_and_is_needed(corpora: dict[str, C
     for path in paths(raw):
         for value in (None, True, 1.5, [[]], {"a": 1}, KeyError):
             (tmp_path / "manifest.json").write_text(json.dumps(changed(raw, path, value)))
-            if path.rpartition(".")[0] != "request.inputs" or value is not KeyError:  # which any number of files may have been
+            if path.rpartition(".")[0] != "request.sources.main.inputs" or value is not KeyError:  # which any number of files may have been
                 with pytest.raises(UserError, match="manifest.json"):
                     Manifest.load(tmp_path)
 

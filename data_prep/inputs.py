@@ -64,7 +64,7 @@ def _files(root: Path, output: Path) -> list[Path]:
         return [root]
     if not root.is_dir():
         if os.path.lexists(root):
-            raise UserError(f"input {root} is neither a file nor a folder (a pipe, a device, or a link to nothing); give a file that can be read twice")
+            raise UserError(f"input {root} is neither a file nor a folder (a pipe, a device, or a link to nothing); give a regular file")
         raise UserError(f"input {root} does not exist (looked from {Path.cwd()}); give a file or folder that does")
     if output.resolve().is_relative_to(root.resolve()):
         raise UserError(f"output {output} lies inside the input folder {root} and would be read by the next run; choose a folder outside it")
@@ -98,7 +98,7 @@ def _walk(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
 class Piece:
     """A file, or a part of it: bytes [start, stop) of a .jsonl (lines that begin there), row groups [start, stop) of a .parquet.
 
-    stop  None: the whole file. size: input bytes, for progress.
+    stop  None: the whole file. size: input bytes, for progress. file_bytes: of the whole file when it was listed; -1: not to be checked.
     """
 
     path: str
@@ -106,6 +106,7 @@ class Piece:
     size: int
     start: int = 0
     stop: int | None = None
+    file_bytes: int = -1
 
 
 def shards_of(files: list[InputFile], shard_bytes: int) -> list[list[Piece]]:
@@ -129,11 +130,11 @@ _LEAST_SPLIT = 1 << 20
 def _pieces(file: InputFile, shard_bytes: int) -> Iterator[Piece]:
     step = max(shard_bytes, _LEAST_SPLIT)
     if file.size <= step or file.path.suffix not in (".jsonl", ".parquet"):
-        yield Piece(str(file.path), file.name, file.size)
+        yield Piece(str(file.path), file.name, file.size, file_bytes=file.size)
     elif file.path.suffix == ".jsonl":
         for start in range(0, file.size, step):
             stop = min(start + step, file.size)
-            yield Piece(str(file.path), file.name, stop - start, start, stop)
+            yield Piece(str(file.path), file.name, stop - start, start, stop, file.size)
     else:
         from data_prep.read_columns import row_group_sizes
 
@@ -144,5 +145,5 @@ def _pieces(file: InputFile, shard_bytes: int) -> Iterator[Piece]:
             while stop < len(sizes) and size + sizes[stop] <= step:
                 size += sizes[stop]
                 stop += 1
-            yield Piece(str(file.path), file.name, size, start, stop)
+            yield Piece(str(file.path), file.name, size, start, stop, file.size)
             start = stop

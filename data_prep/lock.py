@@ -29,8 +29,9 @@ def only_writer(output: Path) -> Iterator[None]:
             raise UserError(f"output {output} is being written by {holder}; wait for it, or end it first") from None
         except OSError:  # a file system without locks: then nothing watches
             pass
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        with contextlib.suppress(OSError):  # it only helps the sentence that a second process gets
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield
     finally:
         os.close(descriptor)

@@ -87,7 +87,9 @@ def _guarded(path: Path, kind: str, action: Callable[[], T]) -> T:
         return action()
     except UserError:
         raise
-    except (arrow.ArrowException, UnicodeDecodeError, ValueError) as error:  # a ValueError is how a mapped file of no bytes is refused
+    except (arrow.ArrowException, UnicodeDecodeError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the system's own; a body that is cut off has none
+            raise
         raise UserError(f"{path} is damaged or not {kind} ({' '.join(str(error).split())}); copy it again, or leave it out of the input") from error
 
 

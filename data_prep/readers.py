@@ -65,6 +65,8 @@ def read_records(piece: Piece, wanted: Wanted) -> Iterator[Record]:
             from data_prep.read_lines import json_records
 
             yield from json_records(piece, wanted)
+        if piece.file_bytes not in (-1, size := path.stat().st_size):
+            raise UserError(f"{path} changed while it was read ({piece.file_bytes} bytes before, {size} now); let it be finished, then prepare again")
     except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
         raise UserError(f"{path} is damaged or cut off ({error}); copy it again, or leave it out of the input") from error
     except OSError as error:

@@ -196,7 +196,8 @@ class _Progress:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _PROGRESS_SECONDS
-            os.pwrite(self._file, f"{read:020d} {tokens:020d}\n".encode(), 0)
+            with suppress(OSError):  # a disk that is full will say so to the shard itself
+                os.pwrite(self._file, f"{read:020d} {tokens:020d}\n".encode(), 0)
 
 
 @functools.lru_cache(maxsize=1)

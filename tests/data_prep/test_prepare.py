@@ -56,7 +56,8 @@ def test_what_is_read_back_is_the_tokenisation_of_what_was_written(
             write_jsonl(Path(folder) / f"text/{number}.jsonl", documents)
         manifest = run(Path(folder) / "text", Path(folder) / "out", model_file, shard_bytes=1)
         assert read_back(Path(folder) / "out", tokenizer) == tokenizer.encode(kept(documents)) * shards
-        assert manifest.counts == {"documents": shards * len(kept(documents)), "empty": shards * (len(documents) - len(kept(documents))), "bad": 0}
+        empty = shards * (len(documents) - len(kept(documents)))
+        assert manifest.counts == {"documents": shards * len(kept(documents)), "empty": empty, "bad": 0, "filtered": 0}
         assert not any(problem for _, problem in audit(Path(folder) / "out", manifest))
 
 

@@ -102,7 +102,9 @@ def slurm_script(output: Path, config: ExecutorConfig, tasks: int, workers: int 
         return str(script.replace(str(Path(folder)), str(logs)))
 
 
-def run_on_slurm(output: Path, config: ExecutorConfig, tasks: int, workers: int | None, watch: Watch, display: Display, check: Callable[[], object]) -> bool:
+def run_on_slurm(
+    output: Path, config: ExecutorConfig, tasks: int, workers: int | None, watch: Watch, display: Display, check: Callable[[], None]
+) -> bool:
     """Submit what waits (or find the jobs that an earlier command submitted), and watch it. False where nobody waits for the end.
 
     UserError where jobs end without all shards, with the first reason.
@@ -142,9 +144,9 @@ def _submit(output: Path, config: ExecutorConfig, tasks: int, workers: int | Non
     try:
         array.run()
     except FileNotFoundError as error:
-        raise UserError("executor=slurm needs sbatch, which is not on PATH; run this on a login node of the cluster, or leave executor=slurm out") from error
+        raise UserError("executor=slurm needs sbatch, which is not on PATH; run this on a login node, or leave executor=slurm out") from error
     except subprocess.CalledProcessError as error:
-        raise UserError(f"sbatch refused the job (exit code {error.returncode}; its own words are above); --dry-run shows the script") from error
+        raise UserError(f"sbatch refused the job (exit code {error.returncode}; its words are above); --dry-run shows the script") from error
     return array.job_ids
 
 
@@ -161,8 +163,9 @@ def _in_queue(jobs: list[str]) -> bool:
         answer = subprocess.run(["squeue", "--noheader", "--format=%i %T", f"--jobs={','.join(jobs)}"], capture_output=True, text=True)
     except FileNotFoundError as error:
         raise UserError("executor=slurm needs squeue, which is not on PATH; run this on a login node of the cluster") from error
-    if answer.returncode:
-        return _GONE not in answer.stderr
+    if answer.returncode and _GONE not in answer.stderr:
+        say(f"squeue does not answer ({' '.join(answer.stderr.split())[:200] or f'exit code {answer.returncode}'}); asking again")
+        return True
     return bool(answer.stdout.strip())
 
 
@@ -170,7 +173,8 @@ def _incomplete(output: Path, watch: Watch) -> UserError:
     missing = len(watch.waiting) - len(watch.finished)
     reasons = watch.failures()
     why = f"the first because of: {reasons[0]}" if reasons else "without a word: they were killed, or ran out of time or memory"
-    return UserError(f"{missing} of {len(watch.waiting)} shards are missing, {why}; logs are in {output / PARTS / LOGS}; run the same command to continue")
+    logs = output / PARTS / LOGS
+    return UserError(f"{missing} of {len(watch.waiting)} shards are missing, {why}; logs are in {logs}; run the same command to continue")
 
 
 def run_on_ray(output: Path, config: ExecutorConfig, tasks: int, workers: int | None, watch: Watch, display: Display) -> None:
@@ -182,7 +186,8 @@ def run_on_ray(output: Path, config: ExecutorConfig, tasks: int, workers: int | 
     try:
         ray.init(address=config.address, runtime_env=environment, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     except (ConnectionError, ValueError) as error:
-        raise UserError(f"no Ray cluster answers ({' '.join(str(error).split())[:200]}); start one with `ray start --head`, or mend executor.address") from error
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"no Ray cluster answers ({reason}); start one with `ray start --head`, or mend executor.address") from error
     try:
         _require_room(ray, config)
         with shown(watch, display, POLL_SECONDS / 5), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
@@ -216,6 +221,6 @@ def _require_room(ray: Any, config: ExecutorConfig) -> None:
     if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in nodes):
         largest = max((node.get("memory", 0) for node in nodes), default=0) / 1024**3
         raise UserError(
-            f"no machine of the Ray cluster has {config.cpus_per_task} cores and {config.cpus_per_task * config.memory_gb_per_cpu} GB free for a task "
+            f"no machine of the Ray cluster has {config.cpus_per_task} cores and {wanted['memory'] / 1024**3:.0f} GB for a task "
             f"(the largest has {largest:.1f} GB); set executor.cpus_per_task and executor.memory_gb_per_cpu lower"
         )

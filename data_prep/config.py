@@ -63,7 +63,7 @@ class InputConfig:
         for name, filters in (("keep", self.keep), ("drop", self.drop)):
             for key, values in filters.items():
                 if not key.strip() or "=" in key or values == []:
-                    raise UserError(f"{name}={{{key}: {values}}} must map a key (no '=' in it) to one value or several, as in {name}={{meta.set: [A, B]}}")
+                    raise UserError(f"{name}={{{key}: {values}}} must map a key without '=' to values, as in {name}={{meta.set: [A, B]}}")
         if both := sorted(set(self.keep) & set(self.drop)):
             raise UserError(f"keep and drop both look at {both[0]}; give the one that is shorter")
 

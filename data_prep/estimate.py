@@ -172,7 +172,8 @@ def _say_total(config: TokenizeConfig, tokenizer: Tokenizer, total: Estimate, fi
     if total.seconds and total.tokens:
         workers = _workers(config.executor, config.workers, shards)
         speed = total.tokens / total.seconds
-        say(f"time: about {spelled_time(total.seconds / workers)} with {workers:,} workers, at {speed:,.0f} tokens/s each as in the sample on this machine")
+        duration = spelled_time(total.seconds / workers)
+        say(f"time: about {duration} with {workers:,} workers, at {speed:,.0f} tokens/s each, as in the sample on this machine")
     say("nothing was written")
 
 

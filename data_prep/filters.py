@@ -31,7 +31,8 @@ def look_up(record: Mapping[str, Any], key: str) -> Any:
 
 def spelled_filters(filters: Filters) -> dict[str, tuple[str, ...]]:
     """Dotted key -> values as they are written, sorted: equal filters look equal."""
-    return {key: tuple(sorted({spelled(value) for value in (values if isinstance(values, list) else [values])})) for key, values in sorted(filters.items())}
+    listed = {key: values if isinstance(values, list) else [values] for key, values in sorted(filters.items())}
+    return {key: tuple(sorted({spelled(value) for value in values})) for key, values in listed.items()}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from data_prep.config import FinishConfig
-from data_prep.job import PARTS, Job, Part, Plan, load_part
+from data_prep.job import PARTS, Job, Part, Plan, has_plan, load_part
 from data_prep.lock import only_writer
 from data_prep.progress import say
 from pretrain.data.files import atomic_writer
@@ -21,24 +21,35 @@ from pretrain.errors import UserError
 
 REQUEST = "prepare.json"
 QUARANTINE = "quarantine.jsonl"
+_PATIENCE = 60.0
+"""Seconds that the last job waits for the command that submitted it to end."""
 
 
 def finish(config: FinishConfig) -> dict[str, Manifest]:
     """Write the manifests of a preparation whose shards are all there. UserError where some are missing or damaged, or the budget is exceeded."""
     output = Path(config.output)
-    if not (output / PARTS).exists() and (corpora := _finished_below(output)):
-        say(f"{output} is already finished: {', '.join(str(folder) for folder in corpora)}; nothing to do")
-        return {name: manifest for manifest in corpora.values() for name in manifest.sources}
-    plan = Plan.load(output)
-    with only_writer(output):
-        parts = {}
-        for job in plan.jobs:
-            part = load_part(output, job, dtype=plan.dtype, ids=plan.tokenizer.size)
-            if part is not None:
-                parts[job.number] = part
-        if missing := [job for job in plan.jobs if job.number not in parts]:
-            raise UserError(f"{len(missing)} of {len(plan.jobs)} shards are missing{_reason(output, missing)}; run the tokenize command again, which continues")
-        return write_manifests(output, plan, parts)
+    if (output / PARTS).exists():
+        with only_writer(output, _PATIENCE):
+            if has_plan(output):  # or who held the lock has finished meanwhile
+                return _finish(output, Plan.load(output))
+    corpora = _finished_below(output)
+    if not corpora:
+        Plan.load(output)  # says that nothing was begun
+    tidy(output)
+    say(f"{output} is already finished: {', '.join(str(folder) for folder in corpora)}; nothing to do")
+    return {name: manifest for manifest in corpora.values() for name in manifest.sources}
+
+
+def _finish(output: Path, plan: Plan) -> dict[str, Manifest]:
+    parts = {}
+    for job in plan.jobs:
+        part = load_part(output, job, dtype=plan.dtype, ids=plan.tokenizer.size)
+        if part is not None:
+            parts[job.number] = part
+    if missing := [job for job in plan.jobs if job.number not in parts]:
+        reason = _reason(output, missing)
+        raise UserError(f"{len(missing)} of {len(plan.jobs)} shards are missing{reason}; run the tokenize command again, which continues")
+    return write_manifests(output, plan, parts)
 
 
 def _finished_below(output: Path) -> dict[Path, Manifest]:

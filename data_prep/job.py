@@ -95,6 +95,11 @@ class Plan:
             raise UserError(f"{path} {error}; run the tokenize task again, which writes it anew") from error
 
 
+def has_plan(output: Path) -> bool:
+    """Whether a preparation was begun there, and not finished."""
+    return (output / PARTS / _PLAN).exists()
+
+
 @lru_cache(maxsize=1)
 def load_plan(output: Path, stamp: tuple[int, int]) -> Plan:
     """Plan.load, once per process and version of the file (`stamp`)."""

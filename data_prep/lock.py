@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from data_prep.job import PARTS
 from pretrain.errors import UserError
 from pretrain.outputs import cannot_write
 
+_POLL_SECONDS = 0.5
+
 
 @contextlib.contextmanager
-def only_writer(output: Path) -> Iterator[None]:
-    """Holds parts/lock; the system frees it when the process ends, however it does. UserError while another process holds it."""
+def only_writer(output: Path, patience: float = 0.0) -> Iterator[None]:
+    """Holds parts/lock; the system frees it when the process ends, however it does. UserError while another holds it for `patience` seconds."""
     path = output / PARTS / "lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -23,7 +26,7 @@ def only_writer(output: Path) -> Iterator[None]:
         raise cannot_write(path, error) from error
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(descriptor, time.monotonic() + patience)
         except BlockingIOError:
             holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
             raise UserError(f"output {output} is being written by {holder}; wait for it, or end it first") from None
@@ -35,3 +38,14 @@ def only_writer(output: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _take(descriptor: int, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_POLL_SECONDS)

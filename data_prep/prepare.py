@@ -174,11 +174,15 @@ def _run(config: TokenizeConfig, output: Path, plan: Plan) -> dict[int, Part] | 
         parts[number] = part
         check_budget(output, plan, parts, _MIN_RECORDS)
 
+    def take_new() -> None:
+        for number in sorted(watch.finished - parts.keys()):
+            take(number)
+
     if waiting:
         with display(sum(job.size for job in waiting)) as bar:
             if config.executor.kind == "local":
                 _run_here(config, output, watch, len(plan.jobs), take, bar)
-            elif not _run_elsewhere(config, output, watch, len(plan.jobs), lambda: [take(n) for n in sorted(watch.finished - parts.keys())], bar):
+            elif not _run_elsewhere(config, output, watch, len(plan.jobs), take_new, bar):
                 return None
     return parts
 
@@ -195,7 +199,7 @@ def _run_here(config: TokenizeConfig, output: Path, watch: Watch, tasks: int, ta
         executor.run_ranks(list(watch.waiting), take)
 
 
-def _run_elsewhere(config: TokenizeConfig, output: Path, watch: Watch, tasks: int, check: Callable[[], object], bar: Display) -> bool:
+def _run_elsewhere(config: TokenizeConfig, output: Path, watch: Watch, tasks: int, check: Callable[[], None], bar: Display) -> bool:
     """False where nobody waits for the end."""
     from data_prep.cluster import run_on_ray, run_on_slurm
 

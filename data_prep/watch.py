@@ -86,5 +86,3 @@ def shown(watch: Watch, display: Display, seconds: float) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-
-

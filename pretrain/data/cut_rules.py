@@ -100,7 +100,7 @@ def is_known_pattern(pattern: str) -> bool:
 
 def _plain(pattern: str) -> str:
     """Possessive quantifiers as greedy ones: what they give back never lets these patterns match elsewhere."""
-    return re.sub(r"([?+*}])\+", r"\1", pattern)
+    return re.sub(r"(\\p\{\w+\}|\\[a-z]|\])([?+*]|\{\d+(?:,\d+)?\})\+", r"\1\2", pattern)
 
 
 _KNOWN = frozenset(PATTERNS.values())
@@ -133,7 +133,7 @@ def sentencepiece_rule(content: bytes, pieces: list[str], model: Any) -> CutRule
     if identity and not prefix and not strips:
 
         def between(text: str, place: int) -> bool:
-            first, second = (text[place - 1 : place + 1]).replace(" ", SPACE)
+            first, second = (SPACE if character == " " else character for character in (text[place - 1], text[place]))
             return (first, second) not in joined and (bytes_too or second in known)
 
         return CutRule(between, None)

@@ -106,14 +106,13 @@ def _settings(path: Path) -> tuple[str, dict[str, int], dict[str, str]]:
     example = '{"pattern": "llama3", "special_tokens": {"<|end_of_text|>": 128001}, "eos_token": "<|end_of_text|>"}'
     if not beside.exists():
         if path.stem in _OPENAI:
-            pattern, special = _OPENAI[path.stem]
-            return pattern, special, {"eos": "<|endoftext|>"}
+            return *_OPENAI[path.stem], {"eos": "<|endoftext|>"}
         raise UserError(f"{path} holds ranks only; write {beside.name} next to it, such as {example}")
     try:
         config: Any = json.loads(beside.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{beside} cannot be read ({error}); it must be like {example}") from error
-    special = config.get("special_tokens") if isinstance(config, dict) else None
+    special: Any = config.get("special_tokens") if isinstance(config, dict) else None
     if not isinstance(special, dict) or not isinstance(config.get("pattern"), str):
         raise UserError(f"{beside} must hold a pattern and special_tokens, like {example}")
     if unknown := [key for key in config if key not in _KEYS]:

@@ -213,7 +213,7 @@ def _token_names(path: Path) -> dict[str, str]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}); mend or remove it") from error
     if not isinstance(config, dict):
-        raise UserError(f"{path} holds {config!r:.40}, where an object such as {{\"eos_token\": \"</s>\"}} is needed; mend or remove it")
+        raise UserError(f'{path} holds {config!r:.40}, where an object such as {{"eos_token": "</s>"}} is needed; mend or remove it')
     tokens = {role: config.get(f"{role}_token") for role in ("eos", "bos", "pad", "unk")}
     texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
     return {role: text for role, text in texts.items() if isinstance(text, str)}

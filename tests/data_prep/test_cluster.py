@@ -4,6 +4,7 @@ import importlib.util
 import os
 import stat
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,9 @@ output = re.search(r"--output=(.*)", script)[1]
 for task in ids:
     extra = {{}} if task is None else {{"SLURM_ARRAY_TASK_ID": str(task), "SLURM_NODELIST": "n1", "RUN_OFFSET": offset}}
     with open(output.replace("%A", str(number)).replace("%a", str(task)).replace("%j", str(number)), "wb") as log:
-        subprocess.run(["bash", str(here / f"job{{number}}.sh")], env=os.environ | extra, stdout=log, stderr=log)
+        job = subprocess.Popen(["bash", str(here / f"job{{number}}.sh")], env=os.environ | extra, stdout=log, stderr=log)
+    if array:
+        job.wait()
 print("Submitted batch job", number)
 """
 SRUN = """#!/bin/bash
@@ -40,7 +43,7 @@ exec "$@"
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Commands of Slurm: jobs run at once, one after the other, and are gone from the queue when sbatch returns."""
+    """Commands of Slurm: arrays run at once, task after task, and are gone from the queue when sbatch returns; other jobs run by themselves."""
     folder = tmp_path / "bin"
     folder.mkdir()
     commands = {"sbatch": SBATCH.format(python=sys.executable), "srun": SRUN, "scontrol": "#!/bin/sh\necho n1\n", "squeue": "#!/bin/sh\n"}
@@ -78,6 +81,9 @@ def test_an_array_of_jobs_gives_what_this_machine_gives(slurm: Path, tmp_path: P
 def test_a_last_job_finishes_what_nobody_waits_for(slurm: Path, tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     three_shards(tmp_path)
     assert prepare(config(tmp_path, model_file, wait=False)) == {}
+    deadline = time.monotonic() + 60
+    while (tmp_path / "out/parts").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert Manifest.load(tmp_path / "out").documents == 15
     last = (slurm / "job2.sh").read_text()
     assert "#SBATCH --dependency=afterany:1\n" in last and "--array" not in last
@@ -88,16 +94,14 @@ def test_a_last_job_finishes_what_nobody_waits_for(slurm: Path, tmp_path: Path, 
 @pytest.mark.slow
 def test_a_task_that_fails_is_named_and_only_it_runs_again(slurm: Path, tmp_path: Path, model_file: Path) -> None:
     three_shards(tmp_path)
-    whole = (tmp_path / "text/1.jsonl").read_bytes()
     (tmp_path / "text/1.jsonl").rename(tmp_path / "text/1.jsonl.gz")
     with pytest.raises(UserError, match=r"1 of 3 shards are missing, the first because of: .*1\.jsonl\.gz is damaged or cut off .*; logs are in"):
         prepare(config(tmp_path, model_file))
     with pytest.raises(UserError, match=r"1 of 3 shards are missing, the first because of: .*run the tokenize command again"):
         finish(FinishConfig(output=str(tmp_path / "out")))
-    with pytest.raises(UserError, match="1 of 3 shards are missing"):
+    with pytest.raises(UserError, match="1 of 1 shards are missing"):
         prepare(config(tmp_path, model_file))
     assert "#SBATCH --array=0-0\n" in (slurm / "job2.sh").read_text()
-    assert whole
 
 
 def test_a_dry_run_shows_the_script_and_writes_nothing(slurm: Path, tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +122,7 @@ def test_jobs_of_an_earlier_command_are_watched(slurm: Path, tmp_path: Path, mod
     """The front end was ended while the jobs wait: the same command finds them in the queue, and submits nothing."""
     three_shards(tmp_path)
     (slurm / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 7\n")
-    (slurm / "squeue").write_text(f"#!/bin/sh\ncat {slurm}/queue 2>/dev/null\n")
+    (slurm / "squeue").write_text(f"#!/bin/sh\ncat {slurm}/queue 2>/dev/null || true\n")
     with pytest.raises(UserError, match="3 of 3 shards are missing, without a word: they were killed, or ran out of time or memory"):
         prepare(config(tmp_path, model_file))
     (slurm / "sbatch").write_text("#!/bin/sh\necho called again >&2; exit 1\n")
@@ -143,7 +147,8 @@ def test_machines_without_slurm_and_jobs_that_are_refused(slurm: Path, tmp_path:
     ("values", "sentence"),
     [
         ({"partition": ""}, "needs executor.partition"), ({"time": "soon"}, "executor.time='soon' must be a time as Slurm writes it"),
-        ({"array_limit": 0}, "executor.array_limit=0 must be at least 1|executor.array_limit=0 must lie"), ({"cpus_per_task": 0}, "executor.cpus_per_task=0"),
+        ({"array_limit": 0}, "executor.array_limit=0 must lie"),
+        ({"cpus_per_task": 0}, "executor.cpus_per_task=0"),
     ],
 )  # fmt: skip
 def test_settings_of_executors_that_cannot_be(values: dict[str, object], sentence: str) -> None:

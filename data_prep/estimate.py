@@ -109,8 +109,9 @@ def _spread(files: list[InputFile]) -> Iterator[Piece]:
     """Parts of files, evenly over their bytes. A part is whole where the file's kind cannot be entered in the middle."""
     total = sum(file.size for file in files)
     step, wanted, position = total / PARTS_SAMPLED, 0.0, 0
+    few = len(files) <= PARTS_SAMPLED  # then none is left out
     for file in files:
-        taken = False
+        taken = entered = False
         while wanted < position + file.size:
             if file.path.suffix == ".jsonl" and file.size > PARTS_SAMPLED * _LEAST_PART:
                 start = min(int(wanted - position), file.size - _LEAST_PART)
@@ -118,7 +119,10 @@ def _spread(files: list[InputFile]) -> Iterator[Piece]:
             elif not taken:
                 yield from _inner(file)
                 taken = True
+            entered = True
             wanted += max(step, 1.0)
+        if few and not entered:
+            yield from _inner(file)
         position += file.size
 
 

@@ -19,14 +19,25 @@ def look_up(record: Mapping[str, Any], key: str) -> Any:
     """The value at a dotted key. Raises Missing."""
     if key in record:
         return record[key]
-    first, _, rest = key.partition(".")
-    while rest:
-        inner = record.get(first)
-        if isinstance(inner, Mapping):
-            return look_up(inner, rest)
-        step, _, rest = rest.partition(".")
-        first = f"{first}.{step}"
-    raise Missing(f"no key {key!r}; it has {', '.join(map(repr, list(record)[:8])) or 'none'}")
+    found = _inside(record, key)
+    if found is None:
+        top = ", ".join(map(repr, list(record)[:8])) or "none"
+        inner = record.get(key.partition(".")[0])
+        deeper = f", and inside {', '.join(map(repr, list(inner)[:8]))}" if isinstance(inner, Mapping) else ""
+        raise Missing(f"no key {key!r}; it has {top}{deeper}")
+    return found[0]
+
+
+def _inside(record: Mapping[str, Any], key: str) -> tuple[Any] | None:
+    """The value, in a tuple of its own: it may be null."""
+    if key in record:
+        return (record[key],)
+    parts = key.split(".")
+    for count in range(1, len(parts)):
+        inner = record.get(".".join(parts[:count]))
+        if isinstance(inner, Mapping) and (found := _inside(inner, ".".join(parts[count:]))) is not None:
+            return found
+    return None
 
 
 def spelled_filters(filters: Filters) -> dict[str, tuple[str, ...]]:

@@ -6,8 +6,8 @@ import json
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data_prep.config import FinishConfig
@@ -65,10 +65,31 @@ def _reason(output: Path, missing: list[Job]) -> str:
     return ""
 
 
-def check_budget(output: Path, plan: Plan, parts: Mapping[int, Part], min_records: int) -> None:
+@dataclass
+class Budget:
+    """Records so far, and the bad ones among them."""
+
+    bad: int = 0
+    records: int = 0
+
+    @classmethod
+    def of(cls, parts: Iterable[Part]) -> "Budget":
+        """Of finished shards."""
+        budget = cls()
+        for part in parts:
+            budget.add(part)
+        return budget
+
+    def add(self, part: Part) -> None:
+        """One more shard."""
+        counts = part.counts
+        self.bad += counts.bad
+        self.records += counts.bad + counts.documents + counts.empty + sum(counts.filtered.values())
+
+
+def check_budget(output: Path, plan: Plan, parts: Mapping[int, Part], budget: Budget, min_records: int) -> None:
     """UserError where more records are unreadable than the plan allows, once there are `min_records`."""
-    bad = sum(part.counts.bad for part in parts.values())
-    records = bad + sum(part.counts.documents + part.counts.empty + sum(part.counts.filtered.values()) for part in parts.values())
+    bad, records = budget.bad, budget.records
     if records >= min_records and bad > plan.max_bad_fraction * records:
         quarantine = merge_quarantine(output, plan, parts)
         accepted = f", or run again with max_bad_fraction={min(1.0, 1.1 * bad / records):.2g}" if bad < records else " or text_key"
@@ -122,7 +143,7 @@ def write_manifests(output: Path, plan: Plan, parts: Mapping[int, Part]) -> dict
 
     UserError where a source has no text left.
     """
-    check_budget(output, plan, parts, 1)
+    check_budget(output, plan, parts, Budget.of(parts.values()), 1)
     manifests = {name: _manifest(plan, parts, name) for name in plan.request.sources}
     if any(part.counts.bad for part in parts.values()):
         merge_quarantine(output, plan, parts)

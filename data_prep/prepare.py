@@ -13,7 +13,7 @@ from pathlib import Path
 from data_prep.config import TokenizeConfig, usable_cores
 from data_prep.estimate import estimate
 from data_prep.filters import spelled_filters
-from data_prep.finish import REQUEST, check_budget, source_request, tidy, write_manifests
+from data_prep.finish import REQUEST, Budget, check_budget, source_request, tidy, write_manifests
 from data_prep.inputs import InputFile, find_inputs, fingerprints, shards_of
 from data_prep.job import LOGS, PARTS, Job, Part, Plan, load_part
 from data_prep.lock import only_writer
@@ -165,14 +165,15 @@ def _run(config: TokenizeConfig, output: Path, plan: Plan) -> dict[int, Part] | 
     if parts:
         say(f"continuing: {len(parts)} of {len(plan.jobs)} shards were finished before")
     _mark_completed(output, plan, parts)
-    watch = Watch.over(output, waiting)
+    watch, budget = Watch.over(output, waiting), Budget.of(parts.values())
 
     def take(number: int) -> None:
         part = load_part(output, plan.jobs[number], dtype=plan.dtype, ids=plan.tokenizer.size)
         if part is None:
             raise UserError(f"{plan.jobs[number].name} is gone from {output} since it was written; run the same command to continue")
         parts[number] = part
-        check_budget(output, plan, parts, _MIN_RECORDS)
+        budget.add(part)
+        check_budget(output, plan, parts, budget, _MIN_RECORDS)
 
     def take_new() -> None:
         for number in sorted(watch.finished - parts.keys()):

@@ -134,9 +134,7 @@ def test_ar_sampler_draws_from_the_chain_rule() -> None:
 
     def conditional(ids: list[int]) -> Tensor:
         ids_BL = torch.tensor([ids])
-        given = NetworkInput(
-            ids_BL=ids_BL, positions_BL=torch.arange(len(ids))[None], conditioning_B=torch.zeros(1), attention=Attention.CAUSAL
-        )
+        given = NetworkInput(ids_BL=ids_BL, positions_BL=torch.arange(len(ids))[None], conditioning_B=torch.zeros(1), attention=Attention.CAUSAL)
         return network(given)[0, -1].detach().double().softmax(-1)
 
     first = conditional([2, 0])

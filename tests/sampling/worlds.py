@@ -90,7 +90,11 @@ def all_states(classes: int, length: int) -> list[tuple[int, ...]]:
 def request(names: Tensor | int, classes: int, *, seed: int = 1, progress: Callable[[int], object] = lambda tokens: None, **law: float) -> Request:
     sequences_B = torch.arange(names) if isinstance(names, int) else names
     return Request(
-        law=TokenLaw(mask_id=classes - 1, **law), vocab_size=classes, seed=seed, sequences_B=sequences_B, progress=progress  # type: ignore[arg-type]
+        law=TokenLaw(mask_id=classes - 1, **law),
+        vocab_size=classes,
+        seed=seed,
+        sequences_B=sequences_B,
+        progress=progress,  # type: ignore[arg-type]
     )
 
 

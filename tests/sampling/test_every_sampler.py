@@ -1,6 +1,7 @@
 """Every sampler of every objective on a checkpoint that was really trained, through the code of the launcher."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from pretrain.convert.sampled import open_sampled
 from pretrain.errors import UserError
-from pretrain.hf_model.sampling_network import BLANK
+from pretrain.hf_model.sampling_network import BLANK, Snapshot
 from pretrain.hf_model.sampling_settings import SAMPLERS
 from pretrain.objectives.config import DuoConfig, EsoLMConfig, MDMPrimeConfig, ObjectiveConfig, RePlaidConfig
 from pretrain.sampling.config import SamplingConfig
@@ -91,6 +92,31 @@ def test_samples(
     assert "tokens/s" in said.out and "network evaluations (NFE) per sequence" in said.out
 
 
+@pytest.mark.parametrize(("objective", "sampler"), [(objective, sampler) for objective in SAMPLERS for sampler in SAMPLERS[objective]])
+def test_what_is_watched(runs: dict[str, SampledModel], objective: str, sampler: str) -> None:
+    """From little to everything, a snapshot for each step; the last is the sample."""
+    model, seen = runs[objective], list[Snapshot]()
+    network, constants = model.load(torch.device("cpu"), torch.float32)
+    config = SamplingConfig(checkpoint="run", sampler=sampler, count=2, length=8)
+    found = canvases([""], model.codec, config, trained_length=16, continues=objective == "ar")
+    method = choose_method(config, objective)
+    samples = list(generate(network, constants, config, method, vocabulary=model.vocabulary, canvases=found, watch=seen.append))
+    skip = int(objective == "ar")
+    assert seen[-1].ids_BL[:, skip:].tolist() == [list(sample.ids) for sample in samples]
+    open_T = [int((snapshot.ids_BL == BLANK).sum()) for snapshot in seen]
+    assert open_T[-1] == 0 and (objective in ("duo", "replaid") or open_T[0] > 0)
+    if sampler != "psi":
+        assert objective == "duo" or all(before >= after for before, after in pairwise(open_T))
+    per_step = {"heun": 2}.get(sampler, 1)
+    assert len(seen) >= max(sample.evaluations for sample in samples) // per_step
+    assert all(snapshot.sequences_B.tolist() == [0, 1] and (snapshot.digits_BLJ is None) == (objective != "mdm_prime") for snapshot in seen)
+    if objective == "mdm_prime":
+        hidden_T = [int((snapshot.digits_BLJ == BLANK).sum()) for snapshot in seen if snapshot.digits_BLJ is not None]
+        assert all(before >= after for before, after in pairwise(hidden_T)) and hidden_T[-1] == 0
+        whole_B = [(snapshot.digits_BLJ == BLANK).any(-1) == (snapshot.ids_BL == BLANK) for snapshot in seen if snapshot.digits_BLJ is not None]
+        assert all(bool(same.all()) for same in whole_B)
+
+
 @pytest.mark.parametrize("objective", [name for name in OBJECTIVES if name != "ar"])
 def test_gaps_are_filled(runs: dict[str, SampledModel], tmp_path: Path, objective: str) -> None:
     model = runs[objective]
@@ -130,10 +156,10 @@ def test_the_memory_estimate_is_below_what_a_sampler_takes(runs: dict[str, Sampl
 
     model = runs[objective]
     network, constants = model.load(torch.device("cpu"), torch.float32)
-    config = SamplingConfig(checkpoint="run", count=2, length=32, **({} if objective == "ar" else {"steps": 1}))
+    config = SamplingConfig(checkpoint="run", count=2, length=8, **({} if objective == "ar" else {"steps": 1}))
     found = canvases([""], model.codec, config, trained_length=16, continues=objective == "ar")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         method = choose_method(config, objective)
         list(generate(network, constants, config, method, vocabulary=model.vocabulary, canvases=found))
     allocated = sum(max(event.self_cpu_memory_usage, 0) for event in profiler.key_averages())
-    assert found[0].ids == (BLANK,) * 32 and 0 < 2 * 32 * bytes_per_token(network, objective) < allocated
+    assert found[0].ids == (BLANK,) * 8 and 0 < 2 * 8 * bytes_per_token(network, objective) < allocated

@@ -126,6 +126,12 @@ def test_gaps_are_filled(runs: dict[str, SampledModel], tmp_path: Path, objectiv
     assert record["ids"][: len(first)] == first and record["ids"][-len(last) :] == last
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_in_bf16(runs: dict[str, SampledModel], tmp_path: Path, objective: str) -> None:
+    [record] = sample(runs[objective], tmp_path, count=1, dtype="bf16")
+    assert len(record["ids"]) == 16 and all(0 <= token < runs[objective].vocabulary.tokenizer_size for token in record["ids"])
+
+
 def test_constants_are_those_of_training(runs: dict[str, SampledModel]) -> None:
     cpu = torch.device("cpu")
     constants = {name: model.load(cpu, torch.float32)[1] for name, model in runs.items()}

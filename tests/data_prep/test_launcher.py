@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.tasks import TASKS
-from pretrain.audit.tasks import RUN_TASKS
 from launchers.prepare_data import main
+from pretrain.audit.tasks import RUN_TASKS
 from pretrain.command_line import run_command
 from tests.data.examples import prepared, text, write_jsonl
 

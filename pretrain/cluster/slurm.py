@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pretrain.errors import UserError
 
-ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "GONE"})
+ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED", "GONE"})
 """States of a job that will not run again; every other one may."""
 GONE = "GONE"
 """State of a job that Slurm has forgotten."""

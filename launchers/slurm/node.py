@@ -5,7 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder, whose files would shadow packages
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path[0] = str(REPOSITORY)  # not this folder, whose files would shadow packages
 
 from pretrain.cluster.peers import Peers  # noqa: E402
 from pretrain.command_line import run_command  # noqa: E402
@@ -31,7 +32,9 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     words = parser.parse_args()
     command = torchrun(words, Peers.of_task(words.peers))
-    os.execv(command[0], command)  # no process between srun and torchrun, so that signals arrive
+    # The package of this checkout, also where an image has one installed; and no process between srun and torchrun, so that signals arrive.
+    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.execve(command[0], command, os.environ | {"PYTHONPATH": os.pathsep.join(paths)})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pretrain.cluster import slurm
 from pretrain.cluster.drill import INTERRUPTED, drill_run, run_drill
 from pretrain.cluster.script import render
 from pretrain.cluster.submission import FOLDER, Submission, check_layout, check_start, checkpoint_bytes, make_job, refuse_living, submit
-from pretrain.plan.plan import check_directory
+from pretrain.plan.plan import Needs, check_directory
 from pretrain.plan.table import size
 
 DRILLS = "drill"
@@ -26,7 +26,7 @@ def train(submission: Submission, dry: bool) -> int:
         return 0
     check_start(submission, needs)
     number = submit(submission, job)
-    _describe(submission, number)
+    _describe(submission, needs, number)
     return 0
 
 
@@ -59,9 +59,8 @@ def drill(submission: Submission, dry: bool) -> int:
     return 0 if run_drill(submission, folder, drill_sources(folder / "text")) else 1
 
 
-def _describe(submission: Submission, number: int) -> None:
+def _describe(submission: Submission, needs: Needs, number: int) -> None:
     settings, run = submission.settings, submission.command.run
-    needs = check_layout(submission)
     ranks = needs.derived.world_size
     print(f"job {number}: {run.name} on {settings.nodes} node{'s' * (settings.nodes > 1)} with {ranks} ranks, in {submission.run_directory}")
     kept = f"{run.checkpoint.keep} are kept" if run.checkpoint.keep else "all are kept"

@@ -3,6 +3,7 @@
 Both nodes are this machine under two names and ports. Every daemon is stopped by its own process id.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -122,29 +123,24 @@ PartitionName=test Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
         return subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60)
 
     def fail_node(self, node: str) -> None:
-        """As if its machine lost power: the daemon and every step below it are gone at once."""
+        """As if its machine lost power: the daemon goes first, then every step before it can report, then what the steps ran."""
         daemon = self.processes.pop(node)
-        victims = [daemon.pid, *self._steps(node)]
-        for pid in victims:
-            for process in [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)] if psutil.pid_exists(pid) else []:
-                if process.is_running():
-                    process.kill()
+        daemon.kill()
         daemon.wait(10)
+        steps = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "slurmstepd" and self._is_on(process, node)]
+        family = [*steps, *(child for step in steps for child in step.children(recursive=True))]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
-    def _steps(self, node: str) -> list[int]:
-        """slurmstepd of a node: children of nobody, known by the spool folder that they keep open as working directory or socket."""
-        found = []
-        for process in psutil.process_iter(["name", "pid"]):
-            if process.info["name"] == "slurmstepd":
-                found += [process.pid] if self._node_of(process) == node else []
-        return found
-
-    def _node_of(self, process: psutil.Process) -> str:
-        try:
-            environments = [child.environ().get("SLURMD_NODENAME", "") for child in process.children()]
-        except psutil.Error:
-            return ""
-        return environments[0] if environments else ""
+    def _is_on(self, step: psutil.Process, node: str) -> bool:
+        """Whether a step of this cluster runs on a node: its tasks know, and Slurm gives them the configuration."""
+        for child in step.children():
+            with contextlib.suppress(psutil.Error):
+                environment = child.environ()
+                if (environment.get("SLURMD_NODENAME"), environment.get("SLURM_CONF")) == (node, self.environment["SLURM_CONF"]):
+                    return True
+        return False
 
     def _until(self, holds: object, what: str, seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds

@@ -16,13 +16,13 @@ import yaml
 from pretrain.backbones.parameters import count_parameters
 from pretrain.build import build_engine, build_objective, build_samples, compute_dtype
 from pretrain.checkpoint.changes import changes, read_config
-from pretrain.checkpoint.health import require_finite
 from pretrain.checkpoint.layout import Layout, TrainState
 from pretrain.checkpoint.lock import lock_run
 from pretrain.checkpoint.manager import Checkpoint, CheckpointManager
 from pretrain.checkpoint.peers import Peers
 from pretrain.checkpoint.reshape import load_any_layout
 from pretrain.checkpoint.resume import MEANT, RATES_AHEAD, ResumeCard, freeze_run, meant, versions
+from pretrain.checkpoint.saving import Saved, Saving
 from pretrain.data.loader import Loader, build_loader, build_validation_loader
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.engine.schedule import learning_rate
@@ -109,6 +109,8 @@ class Trainer:
         opened: list[tuple[RunLog, Throughput]] = []
         peers.everyone(lambda: opened.append(self._open_log(checkpoint)))  # the main rank alone opens files, and all leave if it cannot
         self.log, self.throughput = opened[0]
+        background = Peers.apart() if config.checkpoint.asynchronous else None
+        self.saving = Saving(self.manager, Peers.apart(), background, self._report_saved)
         if card:
             self._restore(card)
 
@@ -116,7 +118,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Train to the last step of this start, with records, validation and checkpoints when they are due."""
-        last, window, saved = self.derived.last_step, Window(), False
+        last, window = self.derived.last_step, Window()
         if self.start >= last:
             if last < self.derived.steps:
                 why = f"step {self.start} of {self.derived.steps} is done, and duration.stop_after={last} does not lie ahead of it"
@@ -134,16 +136,14 @@ class Trainer:
                     self._record(step, lr, window)
                     window = Window()
                 with self.throughput.pause():
-                    if saved:  # the step after a save was sound, so what was saved can replace what came before
-                        self.manager.prune()
-                    saved = self._due(step, self.config.checkpoint.every)
+                    self.saving.boundary(step)
                     if self.held_out and self._due(step, self.config.validation.every):
                         self.validate(step)
-                    if saved:
+                    if self._due(step, self.config.checkpoint.every) or self._milestone(step):
                         self.save(step, lr)
                 if step >= last:
                     break
-        self.manager.prune()
+        self.saving.finish()
 
     def _finite(self, step: int, result: StepResult) -> StepResult:
         """Raises UserError for a loss or gradient that is not finite, before anything after it is saved: the same on every rank."""
@@ -162,6 +162,11 @@ class Trainer:
     def _due(self, step: int, every: int) -> bool:
         """Every so many steps (0: never), and at the last step of the schedule or of this start."""
         return step >= self.derived.last_step or (every > 0 and step % every == 0)
+
+    def _milestone(self, step: int) -> bool:
+        """Whether this step consumed the last token of a multiple of checkpoint.milestone_tokens."""
+        every, per_step = self.config.checkpoint.milestone_tokens, self.derived.tokens_per_step
+        return every is not None and step * per_step // int(every) > (step - 1) * per_step // int(every)
 
     def lr(self, step: int) -> float:
         """Learning rate of update number `step` (0-based)."""
@@ -267,8 +272,8 @@ class Trainer:
     # ---- checkpoints --------------------------------------------------------------------------------------------------------------
 
     def save(self, step: int, lr: float) -> None:
-        """Write a checkpoint after `step` updates. Raises UserError, with the earlier ones intact, for weights that are not finite or a full disk."""
-        self.peers.everyone(lambda: require_finite(self.engine, step))
+        """Save the state after `step` updates, in the background if so configured. Raises UserError, with the earlier checkpoints intact, for
+        weights that are not finite, or for a full disk (in the background at a later boundary)."""
         last = self.derived.steps - 1
         state = TrainState(
             step=step,
@@ -282,9 +287,12 @@ class Trainer:
             rows=self.objective.vocabulary.padded_size,
             versions=versions(),
             extras={MEANT: self.meant, RATES_AHEAD: self._rates([step, (step + last) // 2, last])},
+            milestone=self._milestone(step),
         )
-        folder = self.manager.save(step, self.engine.save, state, self.config_text)
-        self.log.event(step, "checkpoint", f"saved {folder}")
+        self.saving.start(step, self.engine, state, self.config_text)
+
+    def _report_saved(self, saved: Saved) -> None:
+        self.log.event(saved.step, "checkpoint", str(saved), saved.figures)
 
     def _resume_card(self, checkpoint: Checkpoint) -> ResumeCard:
         then = checkpoint.state
@@ -317,8 +325,9 @@ class Trainer:
         return Layout.of(self.config.parallel, self.groups.data.size)
 
     def close(self) -> None:
-        """Finish logs, and leave the run directory to the next one."""
+        """Let a save that is in flight end, finish logs, and leave the run directory to the next one."""
         try:
+            self.saving.close(lambda trouble: self.log.event(self.start, "checkpoint", trouble))
             self.log.close()
         finally:
             self.lock.release()

@@ -118,12 +118,12 @@ def check_sizes(folder: Path, records: Iterable[FileRecord]) -> list[Damage]:
     damages = []
     for record in records:
         try:
-            size = (folder / record.path).stat().st_size
+            found = (folder / record.path).stat().st_size
         except OSError as error:
             damages.append(Damage(record.path, "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"))
             continue
-        if size != record.bytes:
-            damages.append(Damage(record.path, f"has {size:,} bytes instead of {record.bytes:,}"))
+        if found != record.bytes:
+            damages.append(Damage(record.path, f"has {found:,} bytes instead of {record.bytes:,}"))
     return damages
 
 
@@ -170,11 +170,11 @@ def free_space(path: Path) -> str:
         usage = shutil.disk_usage(path)
     except OSError:
         return "free space unknown"
-    return f"{_size(usage.free)} of {_size(usage.total)} free" if usage.total else "free space unknown"
+    return f"{size(usage.free)} of {size(usage.total)} free" if usage.total else "free space unknown"
 
 
-def _size(count: int) -> str:
-    """Bytes for people."""
+def size(count: int) -> str:
+    """Bytes for people, with a decimal unit."""
     for unit, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= length:
             return f"{count / length:.1f} {unit}"

@@ -56,6 +56,10 @@ class CheckpointManager:
         self._peers = peers or Peers.alone()
         self._say = say if self._peers.is_writer else lambda _: None
 
+    def over(self, peers: Peers) -> "CheckpointManager":
+        """The same checkpoints for ranks that reach each other another way."""
+        return CheckpointManager(self.run_dir, self.keep, peers, self._say)
+
     # ---- starting -----------------------------------------------------------------------------------------------------------------
 
     def begin(self, resume: Literal["auto", "changed", "fresh"]) -> Checkpoint | None:
@@ -151,8 +155,12 @@ class CheckpointManager:
             files.sync_file(partial / name)
         return [FileRecord.of(partial, name) for name in share]
 
+    def size_of(self, folder: Path) -> int:
+        """Bytes of a complete checkpoint's files, by its manifest; 0 on all ranks but the writer."""
+        return sum(record.bytes for record in files.read_manifest(folder)[0]) if self._peers.is_writer else 0
+
     def prune(self) -> None:
-        """Delete complete checkpoints beyond `keep`. A failure is reported and stops nothing: the newer checkpoints are safe.
+        """Delete complete checkpoints beyond `keep` that are no milestones. A failure is reported and stops nothing: the newer ones are safe.
 
         Call it once the newest has proved good: it deletes what a run could fall back on.
         """
@@ -161,12 +169,17 @@ class CheckpointManager:
         try:
             complete = [name for name in _steps(self.folder) if not inspect(self.folder / name, contents=False)]
             for name in complete[: -self.keep]:
-                doomed = self.folder / (name + layout.DELETING)
-                os.rename(self.folder / name, doomed)
-                sync_folder(self.folder)
-                shutil.rmtree(doomed)
+                if not _is_milestone(self.folder / name):
+                    self._delete(name)
         except OSError as error:
             self._say(f"an old checkpoint could not be deleted ({error.strerror}: {error.filename}); it will be tried again")
+
+    def _delete(self, name: str) -> None:
+        """A crash in between leaves a name that is never read, and removed at the next start."""
+        doomed = self.folder / (name + layout.DELETING)
+        os.rename(self.folder / name, doomed)
+        sync_folder(self.folder)
+        shutil.rmtree(doomed)
 
     # ---- helpers ------------------------------------------------------------------------------------------------------------------
 
@@ -237,6 +250,14 @@ def _steps(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
     return sorted((entry.name for entry in folder.iterdir() if step_of(entry.name) is not None), key=lambda name: step_of(name) or 0)
+
+
+def _is_milestone(folder: Path) -> bool:
+    """Whether a checkpoint is to be kept for good; one that does not say is kept, too."""
+    try:
+        return TrainState.read(folder).milestone
+    except UserError:
+        return True
 
 
 def _seal(partial: Path, target: Path, step: int, records: list[FileRecord]) -> None:

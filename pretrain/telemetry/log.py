@@ -89,11 +89,11 @@ class RunLog:
         self._display.note(f"validation at step {step} | {sentence}")
         self._wandb.log({f"validation/{key}" if key != "tokens" else key: value for key, value in full.items()})
 
-    def event(self, step: int, kind: str, message: str) -> None:
-        """Something that happened once: a checkpoint, a resume card, a warning."""
+    def event(self, step: int, kind: str, message: str, figures: Mapping[str, object] | None = None) -> None:
+        """Something that happened once: a checkpoint, a resume card, a warning. figures: what of it is to be read by programs."""
         if self._file is None:
             return
-        self._write("event", step, {"event": kind, "message": message})
+        self._write("event", step, {"event": kind, "message": message} | dict(figures or {}))
         self._display.note(f"[{kind}] {message}")
 
     def advance(self, step: int) -> None:

@@ -94,7 +94,7 @@ class Snapshot:
 
     def _copy(self, value: Any, seen: dict[int, Any]) -> Any:
         if isinstance(value, Tensor):
-            return self._tensor(value)
+            return self._tensor(value, seen)
         if isinstance(value, tuple):
             items = [self._copied(item, seen) for item in value]
             return value if _same(items, value) else tuple(items)
@@ -103,14 +103,17 @@ class Snapshot:
             shallow[key] = self._copied(shallow[key], seen)
         return shallow
 
-    def _tensor(self, value: Tensor) -> Tensor:
+    def _tensor(self, value: Tensor, seen: dict[int, Any]) -> Tensor:
         source = value.untyped_storage()
         if source._cdata not in self._storages:
             self._originals.append(source)
             self._storages[source._cdata] = self.memory.take(source)
         host = torch.empty(0, dtype=value.dtype).set_(self._storages[source._cdata], value.storage_offset(), value.size(), value.stride())
         host.requires_grad_(value.requires_grad)
-        return torch.nn.Parameter(host, value.requires_grad) if isinstance(value, torch.nn.Parameter) else host
+        if isinstance(value, torch.nn.Parameter):
+            host = torch.nn.Parameter(host, value.requires_grad)
+        vars(host).update({name: self._copied(attribute, seen) for name, attribute in vars(value).items()})  # DeepSpeed's ds_id
+        return host
 
 
 def _same(items: Iterable[Any], others: Iterable[Any]) -> bool:

@@ -25,9 +25,11 @@ from pretrain.checkpoint.resume import MEANT, RATES_AHEAD, ResumeCard, freeze_ru
 from pretrain.checkpoint.saving import Saved, Saving
 from pretrain.data.loader import Loader, build_loader, build_validation_loader
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.engine.safe_files import require_safe
 from pretrain.engine.schedule import learning_rate
 from pretrain.engine.statistics import TIME_BINS, StepResult, time_records
 from pretrain.engine.zero import Engine
+from pretrain.engine.zero_files import ALLOWED
 from pretrain.errors import UserError
 from pretrain.evaluation.likelihood import LikelihoodResult, estimate_likelihood
 from pretrain.objectives.base import Objective
@@ -313,6 +315,8 @@ class Trainer:
 
     def _restore(self, card: ResumeCard) -> None:
         """Load weights and moments, in this layout or from another one, and say what is continued."""
+        pickled = sorted(card.checkpoint.rglob("*.pt"))[self.peers.rank :: self.peers.size]
+        self.peers.everyone(lambda: require_safe(pickled, ALLOWED))  # all leave if one is forged
         if card.same_files:
             self.engine.load(card.checkpoint)
         else:  # logical tensors fit every engine

@@ -248,6 +248,20 @@ def test_what_a_run_can_fall_back_on_is_deleted_after_a_sound_step_only(tmp_path
     assert [path.name for path in (config.directory / "checkpoints").iterdir()] == ["step_00000006"]
 
 
+def test_milestones_are_saved_when_they_are_passed_and_kept(tmp_path):
+    """128 tokens a step: multiples of 300 are passed in steps 3 and 5, where no checkpoint would be due."""
+    checkpoint = CheckpointConfig(every=4, keep=1, milestone_tokens=300)
+    config = small_config(tmp_path, checkpoint=checkpoint)
+    run_distributed(train, 1, config)
+    left = sorted(path for path in (config.directory / "checkpoints").iterdir())
+    assert [(path.name, TrainState.read(path).milestone) for path in left] == [
+        ("step_00000003", True), ("step_00000005", True), ("step_00000006", False)
+    ]  # fmt: skip
+    events = [record for record in read_log(config.directory / "log.jsonl") if record.get("event") == "checkpoint"]
+    assert [record["step"] for record in events] == [3, 4, 5, 6]
+    assert all(0 < record["save_blocked_milliseconds"] < 1000 * record["save_seconds"] and record["checkpoint_bytes"] > 1e5 for record in events)
+
+
 def test_bad_data_is_one_sentence(tmp_path):
     config = small_config(tmp_path)
     corpus = tmp_path / "train" / "corpus"

@@ -203,7 +203,7 @@ class CheckpointManager:
 
         def first_look() -> tuple[list[FileRecord], list[Damage]]:
             records, damages = files.read_manifest(folder)
-            return records, damages or files.check_sizes(folder, records)
+            return records, damages or files.check_sizes(folder, records) + files.check_names(folder, records)
 
         records, damages = self._attempt(first_look, "read a checkpoint")
         if damages:
@@ -267,7 +267,7 @@ def _seal(partial: Path, target: Path, step: int, records: list[FileRecord]) -> 
     text = files.manifest_text(step, records)
     write_durably(partial / layout.MANIFEST, text)
     sync_folder(partial)
-    write_durably(partial / layout.COMPLETE, FileRecord.of(partial, layout.MANIFEST).xxh3_128 + "\n")
+    write_durably(partial / layout.COMPLETE, files.marker_text(partial))
     sync_folder(partial)
     os.rename(partial, target)
     sync_folder(target.parent)

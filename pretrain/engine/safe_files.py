@@ -32,12 +32,17 @@ def read_safely(path: Path, *, allowed: Allowed = (), map_location: Any = "cpu",
 
 
 def require_safe(paths: Sequence[Path], allowed: Allowed = ()) -> None:
-    """Raises UserError for the first file that would be refused for what it asks to call. Reads no tensors.
+    """Raises UserError for the first file that read_safely would refuse for what it asks to call, or that is no archive. Reads no tensors.
 
     For files that ranks read between collectives, where one rank alone must not fail.
     """
     for path in paths:
-        calls = foreign_calls(path, allowed)
+        try:
+            calls = _calls(path, allowed)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror or error}); use another checkpoint") from None
+        except Exception:  # whatever the archive's reader and the disassembler make of forged bytes
+            raise UserError(f"{path} cannot be read (torch.save did not write it); use another checkpoint") from None
         if calls:
             raise UserError(_warning(path, calls))
 
@@ -45,10 +50,14 @@ def require_safe(paths: Sequence[Path], allowed: Allowed = ()) -> None:
 def foreign_calls(path: Path, allowed: Allowed = ()) -> list[str]:
     """Dotted names of functions and classes that a file asks for, and may not have; empty for a file that is none of torch.save."""
     try:
-        with torch.serialization.safe_globals(list(allowed)):
-            return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+        return _calls(path, allowed)
     except Exception:  # not to be understood, so not to be read either: read_safely says why
         return []
+
+
+def _calls(path: Path, allowed: Allowed) -> list[str]:
+    with torch.serialization.safe_globals(list(allowed)):
+        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
 
 
 def _warning(path: Path, calls: list[str]) -> str:

@@ -36,6 +36,7 @@ from pretrain.objectives.base import Objective
 from pretrain.parallel import groups as parallel_groups
 from pretrain.parallel import platform
 from pretrain.parallel.groups import Groups
+from pretrain.redaction import redacted
 from pretrain.rules import Derived, resolve, run_flops_per_token, run_vocabulary
 from pretrain.run_config import RunConfig
 from pretrain.telemetry.log import RunLog
@@ -105,7 +106,7 @@ class Trainer:
         card = self._resume_card(checkpoint) if checkpoint else None
         if card:
             card.require_legal(config.resume)
-        self.config_text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+        self.config_text = yaml.safe_dump(redacted(dataclasses.asdict(config)), sort_keys=False)
         peers.writer(lambda: freeze_run(config.directory, self.config_text))
         self.engine: Engine = build_engine(config, self.objective, self.groups, self.device)
         opened: list[tuple[RunLog, Throughput]] = []
@@ -301,7 +302,7 @@ class Trainer:
         return ResumeCard(
             checkpoint=checkpoint.folder,
             then=then,
-            changes=changes(read_config(checkpoint.folder), dataclasses.asdict(self.config), then.extras.get(MEANT, {}), self.meant),
+            changes=changes(read_config(checkpoint.folder), redacted(dataclasses.asdict(self.config)), then.extras.get(MEANT, {}), self.meant),
             layout_now=self._layout(),
             lr_now=self.lr(then.step - 1),
             rates_now=self._rates([int(step) for step in then.extras.get(RATES_AHEAD, {})]),

@@ -23,6 +23,7 @@ from pretrain.checkpoint.layout import CHECKPOINTS, CONFIG, DAMAGED, PARTIAL, Tr
 from pretrain.checkpoint.lock import restarted
 from pretrain.checkpoint.peers import DiskError, Peers
 from pretrain.errors import UserError
+from pretrain.redaction import redact
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class CheckpointManager:
     def __init__(self, run_dir: Path, keep: int, peers: Peers | None = None, say: Callable[[str], None] = print) -> None:
         self.run_dir, self.folder, self.keep = run_dir, run_dir / CHECKPOINTS, keep
         self._peers = peers or Peers.alone()
-        self._say = say if self._peers.is_writer else lambda _: None
+        self._say = (lambda text: say(redact(text))) if self._peers.is_writer else lambda _: None
 
     def over(self, peers: Peers) -> "CheckpointManager":
         """The same checkpoints for ranks that reach each other another way."""
@@ -283,7 +284,7 @@ def _work(run_dir: Path) -> list[str]:
 
 def _write_state(partial: Path, state: TrainState, config: str) -> list[str]:
     """Add what only the writer knows; the files that it sees then."""
-    write_durably(partial / layout.TRAIN_STATE, state.to_json())
+    write_durably(partial / layout.TRAIN_STATE, redact(state.to_json()))
     write_durably(partial / CONFIG, config)
     return files.content(partial)
 

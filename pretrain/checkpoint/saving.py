@@ -11,10 +11,9 @@ the newest has been sound.
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from pretrain.checkpoint.files import size
 from pretrain.checkpoint.health import SavableEngine, require_finite
@@ -88,7 +87,7 @@ class Saving:
         self._peers.everyone(lambda: require_finite(engine, step))
         if self._writing is None:
             saved = self._saved(self._manager, engine.save, step, state, config, begun)
-            self._note(Saved(**vars(saved) | {"blocked_seconds": saved.seconds}))
+            self._note(replace(saved, blocked_seconds=saved.seconds))
             return
         copies: list[Copied] = []
         self._peers.everyone(lambda: copies.append(engine.snapshot()))
@@ -109,7 +108,7 @@ class Saving:
         if self._in_flight is None:
             return
         in_flight, self._in_flight = self._in_flight, None
-        self._note(Saved(**vars(in_flight.result()) | {"blocked_seconds": self._blocked}))
+        self._note(replace(in_flight.result(), blocked_seconds=self._blocked))
 
     def finish(self) -> None:
         """The run has ended well: wait, and leave only what is to be kept."""
@@ -143,7 +142,7 @@ class Saving:
             self._pruning = self._pool.submit(self._manager.prune)
 
     @staticmethod
-    def _saved(manager: CheckpointManager, write: Any, step: int, state: TrainState, config: str, begun: float) -> Saved:
+    def _saved(manager: CheckpointManager, write: Callable[[Path], None], step: int, state: TrainState, config: str, begun: float) -> Saved:
         folder = manager.save(step, write, state, config)
         total = manager.size_of(folder)
         return Saved(step=step, folder=folder, bytes=total, seconds=_clock() - begun, blocked_seconds=0.0)

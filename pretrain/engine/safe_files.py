@@ -28,7 +28,8 @@ def read_safely(path: Path, *, allowed: Allowed = (), map_location: Any = "cpu",
         calls = foreign_calls(path, allowed)
         if calls:
             raise UserError(_warning(path, calls)) from None
-        raise UserError(f"{path} cannot be read ({str(error).splitlines()[0] if str(error) else type(error).__name__}); use another checkpoint") from None
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path} cannot be read ({why}); use another checkpoint") from None
 
 
 def require_safe(paths: Sequence[Path], allowed: Allowed = ()) -> None:

@@ -80,6 +80,7 @@ RANGES: dict[str, Range] = {
     "validation.draws": _up_to(10_000),
     "checkpoint.every": _COUNT,
     "checkpoint.keep": _NOT_NEGATIVE,
+    "checkpoint.milestone_tokens": (lambda x: 1 <= x <= 1e18, "lie in [1, 1e18]; use for example 1e11, or null for none"),
     "telemetry.log_every": _COUNT,
     "telemetry.wandb_project": _TEXT,
     "telemetry.peak_tflops": (lambda x: 1e-6 <= x <= 1e9, "lie in [1e-6, 1e9]; leave it out for the device's own"),

@@ -119,6 +119,8 @@ FREEDOM: dict[str, Freedom] = {
     "validation.draws": Freedom.FREE,
     "checkpoint.every": Freedom.FREE,
     "checkpoint.keep": Freedom.FREE,
+    "checkpoint.milestone_tokens": Freedom.FREE,
+    "checkpoint.asynchronous": Freedom.FREE,
     "telemetry.log_every": Freedom.FREE,
     "telemetry.wandb": Freedom.FREE,
     "telemetry.wandb_project": Freedom.FREE,

@@ -37,6 +37,11 @@ class Needs:
         """Whether one rank's memory suffices."""
         return self.memory.total <= self.machine.memory
 
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of an element of the compute type."""
+        return _bytes(self.compute)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -129,7 +134,7 @@ def check_fits(needs: Needs) -> None:
 def fitting_layout(needs: Needs) -> Layout | None:
     """The smallest layout, on at least as many ranks as planned, whose ranks fit into this machine's memory."""
     return smallest_layout(
-        needs.config, needs.derived, memory=needs.machine.memory, compute_bytes=_bytes(needs.compute), cuda=needs.machine.device != "CPU"
+        needs.config, needs.derived, memory=needs.machine.memory, compute_bytes=needs.compute_bytes, cuda=needs.machine.device != "CPU"
     )
 
 

@@ -3,9 +3,13 @@
 Shape suffixes: B sequences, L positions, D width, H query heads, G key/value heads, K head width.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .attention_patterns import KeyValueCache, Pattern, attend, rotate
 from .configuration_network import NetworkConfig
@@ -38,6 +42,31 @@ class RMSNorm(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             x = x.float()
             return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight.float()
+
+
+class Backbone(nn.Module):
+    """What both networks share: recomputation of a layer in the backward pass in place of keeping what it computed.
+
+    `transformers` finds and sets the two attributes (`model.gradient_checkpointing_enable()`).
+    """
+
+    gradient_checkpointing: bool
+    _gradient_checkpointing_func: Callable[..., Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gradient_checkpointing = False
+        self._gradient_checkpointing_func = _recomputed
+
+    def through(self, block: nn.Module, *arguments: Any) -> Tensor:
+        """The output of a layer."""
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            return self._gradient_checkpointing_func(block, *arguments)
+        return block(*arguments)
+
+
+def _recomputed(block: nn.Module, *arguments: Any) -> Any:
+    return checkpoint(block, *arguments, use_reentrant=False)
 
 
 class SelfAttention(nn.Module):

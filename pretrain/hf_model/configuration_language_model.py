@@ -29,7 +29,7 @@ class LanguageModelConfig(PretrainedConfig):
     alpha_0              Eso-LM: share of tokens that diffusion generates.
     latent, schedule_hidden, self_conditioning, output_prior   RePlaid: width of an embedding, of the schedule's network; whether the network
                          reads its previous estimate; how much of the evidence of z_t is added to the logits (1, or less while it grew; 0: none).
-    digits, digit_base, digit_join, carry_over   MDM-Prime-v2. The code itself, id -> number, is the buffer `digit_code`.
+    digits, digit_base, digit_join, carry_over, shuffle_seed   MDM-Prime-v2. The code itself, id -> number, is the buffer `digit_code`.
     sampling             defaults of `LanguageModel.sample`.
     provenance           where the weights come from: step, tokens, hashes, versions.
     """
@@ -67,6 +67,7 @@ class LanguageModelConfig(PretrainedConfig):
         digit_base: int = 2,
         digit_join: str = "concat_shared",
         carry_over: bool = True,
+        shuffle_seed: int | None = None,
         sampling: dict[str, Any] | None = None,
         provenance: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -87,6 +88,7 @@ class LanguageModelConfig(PretrainedConfig):
         self.latent, self.schedule_hidden = latent, schedule_hidden
         self.self_conditioning, self.output_prior = self_conditioning, output_prior
         self.digits, self.digit_base, self.digit_join, self.carry_over = digits, digit_base, digit_join, carry_over
+        self.shuffle_seed = shuffle_seed
         self.sampling, self.provenance = dict(sampling or {}), dict(provenance or {})
         kwargs.setdefault("tie_word_embeddings", False)
         super().__init__(**kwargs)

@@ -25,12 +25,16 @@ _POSITIONS, _TIMES, _ORDER, _NORMALS = 0, 1, 2, 3
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A batch to score: ids, which of them are scored (the others are given, and never noised), and document numbers (-1: padding) or None."""
+    """A batch to score: ids, which of them are scored (the others are given, and never noised), and document numbers (-1: padding) or None.
+
+    t  the time of every sequence; None: one in each of B equal parts of (0, 1].
+    """
 
     ids_BL: Tensor
     scored_BL: Tensor
     documents_BL: Tensor | None
     seed: int
+    t: float | None = None
 
     @property
     def positions_BL(self) -> Tensor:
@@ -44,8 +48,10 @@ class Text:
         return uniforms(self.seed, torch.arange(batch, device=device), step, torch.arange(length, device=device))
 
     def times(self) -> Tensor:
-        """t_B in (0, 1], float64, one in each of B equal parts."""
+        """t_B in (0, 1], float64."""
         batch, device = len(self.ids_BL), self.ids_BL.device
+        if self.t is not None:
+            return torch.full((batch,), self.t, dtype=torch.float64, device=device)
         shift, _ = uniforms(self.seed, torch.zeros(1, device=device), _TIMES, torch.zeros(1, device=device))
         return bound_time((torch.arange(batch, device=device, dtype=torch.float64) + shift[0, 0]) / batch)
 

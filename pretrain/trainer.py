@@ -23,6 +23,7 @@ from pretrain.checkpoint.manager import Checkpoint, CheckpointManager
 from pretrain.checkpoint.peers import Peers
 from pretrain.checkpoint.reshape import load_any_layout
 from pretrain.checkpoint.resume import MEANT, RATES_AHEAD, ResumeCard, freeze_run, meant, versions
+from pretrain.convert.initial import require_own, start_from
 from pretrain.data.loader import Loader, build_loader, build_validation_loader
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.engine.schedule import learning_rate
@@ -99,6 +100,7 @@ class Trainer:
         config, peers = self.config, self.peers
         self.manager = CheckpointManager(config.directory, config.checkpoint.keep, peers)
         checkpoint = self.manager.begin(config.resume)
+        require_own(checkpoint, config)
         self.start = checkpoint.step if checkpoint else 0
         card = self._resume_card(checkpoint) if checkpoint else None
         if card:
@@ -111,6 +113,8 @@ class Trainer:
         self.log, self.throughput = opened[0]
         if card:
             self._restore(card)
+        elif config.init_from is not None:
+            self.log.event(0, "start", start_from(config, self.engine, self.objective, peers))
 
     # ---- the loop -----------------------------------------------------------------------------------------------------------------
 

@@ -87,11 +87,17 @@ def write_logical(checkpoint: Path, folder: Path, peers: Peers | None = None, *,
         peers.writer(lambda: folder.mkdir(parents=True, exist_ok=True))
         sources: list[ZeroCheckpoint] = []
         peers.everyone(lambda: sources.append(share()))
-        peers.writer(lambda: write_index(folder, sources[0].table, _chosen(sources[0].keys, only), sources[0].step))
+        peers.writer(lambda: _write_index_of(folder, sources[0], only))
     except DiskError as error:
         raise UserError(
             f"{checkpoint} could not be converted to another layout: {error}; {remedy(str(error), folder)}, then start again"
         ) from None
+
+
+def _write_index_of(folder: Path, source: ZeroCheckpoint, only: tuple[str, ...]) -> None:
+    """Weights without moments are those of an optimizer that has not stepped."""
+    keys = _chosen(source.keys, only)
+    write_index(folder, source.table, keys, source.step if len(keys) > 1 else 0)
 
 
 def _chosen(keys: list[str], only: tuple[str, ...]) -> list[str]:

@@ -46,11 +46,11 @@ def run_gate(
     """Compare, and write gate.json into `folder`. Raises UserError, with the first difference in words, if anything differs."""
     facts = {
         "compared": "the model as transformers loads it from this folder, with the megatron-core backbone filled from the checkpoint",
-        "checkpoint": str(trained.folder),
+        "checkpoint": f"run {trained.run.name}, step {trained.step}",
         "weights": key,
         "dtype_of_files": str(dtype).removeprefix("torch."),
         "arithmetic": "float32",
-        "real_text": text or "the run's held-out text",
+        "real_text": Path(text).name if text else "the run's held-out text",
         "sequences": {"random": gate_texts.SEQUENCES, "real": gate_texts.SEQUENCES, "length": gate_texts.gate_length(trained)},
     }
     report = GateReport(facts)
@@ -95,10 +95,10 @@ def _loaded(folder: Path, trained: TrainedModel, objective: Objective, report: G
 def _compare_tokenizer(folder: Path, trained: TrainedModel, report: GateReport) -> None:
     from transformers import AutoTokenizer
 
-    loaded = AutoTokenizer.from_pretrained(folder)
+    loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     ids_NL = gate_texts.random_sequences(trained)
     texts = [*_TEXTS, *trained.tokenizer.decode(ids_NL.tolist())]
-    wrong = [words for words in texts if loaded(words, add_special_tokens=False)["input_ids"] != trained.tokenizer.encode([words])[0]]
+    wrong = [words for words in texts if loaded(words, add_special_tokens=False, verbose=False)["input_ids"] != trained.tokenizer.encode([words])[0]]
     said = f"the exported tokenizer gives other ids for {wrong[0][:60]!r}" if wrong else ""
     report.add("ids of the tokenizer", len(wrong), 0, f"of {len(texts)} texts", said)
 

@@ -35,7 +35,7 @@ class GateReport:
 
     def add(self, name: str, value: float, threshold: float, unit: str, said: str = "") -> bool:
         """Record a comparison; whether it passed."""
-        self.checks.append(Check(name, value, threshold, unit, said))
+        self.checks.append(Check(name, value, threshold, unit, "" if value <= threshold else said))
         return self.checks[-1].passed
 
     @property

@@ -64,15 +64,15 @@ def _measured(trained: TrainedModel, origin: dict[str, Any]) -> str:
 
 
 def _example(stock: bool) -> str:
-    load = 'AutoTokenizer.from_pretrained(".")'
     if stock:
         return (
             "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-            f'tokenizer, model = {load}, AutoModelForCausalLM.from_pretrained(".")\n'
+            'tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForCausalLM.from_pretrained(".")\n'
             'print(tokenizer.decode(model.generate(**tokenizer("The", return_tensors="pt"), max_new_tokens=50)[0]))\n'
         )
     return (
         "from transformers import AutoModel, AutoTokenizer\n"
-        f'tokenizer, model = {load}, AutoModel.from_pretrained(".", trust_remote_code=True).eval()\n'
+        'tokenizer = AutoTokenizer.from_pretrained(".", trust_remote_code=True)\n'
+        'model = AutoModel.from_pretrained(".", trust_remote_code=True).eval()\n'
         "print(tokenizer.batch_decode(model.sample(count=2, seed=1).sequences))\n"
     )

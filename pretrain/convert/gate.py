@@ -9,6 +9,7 @@ Shape suffixes: B, N sequences, L positions, V model vocabulary.
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,7 +69,8 @@ def run_gate(
     report.write(folder)
     if report.failures:
         first = report.failures[-1] if report.failures[-1].name == "weights" else report.failures[0]
-        raise UserError(f"nothing was published: {first.said}; {len(report.failures)} of {len(report.checks)} comparisons failed, see {folder / REPORT}")
+        count = f"{len(report.failures)} of {len(report.checks)} comparisons failed"
+        raise UserError(f"nothing was published: {first.said}; {count}, see {folder / REPORT}")
     return report
 
 
@@ -163,7 +165,7 @@ def _compare_samples(sides: _Sides, real_NL: Tensor, report: GateReport) -> None
         canvas_BL[:, length // 2 :] = blank
     else:
         canvas_BL[:, ::2] = blank
-    settings = {"temperature": 0.0} | ({} if sides.objective.name == "ar" else {"steps": _SAMPLED_STEPS})
+    settings: dict[str, Any] = {"temperature": 0.0} | ({} if sides.objective.name == "ar" else {"steps": _SAMPLED_STEPS})
     if sides.objective.name == "replaid":
         settings["sampler"] = "ddim"
     wanted_BL = fill(sides.reference, canvas_BL, seed=1, settings=settings).sequences

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pretrain.build import build_objective
 from pretrain.checkpoint.consolidate import stream
 from pretrain.checkpoint.files import remedy, sync_file, sync_folder
 from pretrain.checkpoint.logical import WeightSource, open_weights
 from pretrain.checkpoint.peers import disk_trouble
 from pretrain.checkpoint.zero_reader import MASTER
-from pretrain.build import build_objective
 from pretrain.convert.config import HubConfig
 from pretrain.convert.gate import run_gate
 from pretrain.convert.gate_reports import REPORT

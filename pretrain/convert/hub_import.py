@@ -18,7 +18,7 @@ from pretrain.checkpoint.resume import versions
 from pretrain.checkpoint.zero_reader import MASTER
 from pretrain.convert.config import ImportConfig
 from pretrain.convert.hub_folder import HubFolder
-from pretrain.convert.objective_parts import fill_objective
+from pretrain.convert.objective_parts import DIGIT_CODE, EMBEDDING, SCHEDULE_BITS, fill_objective
 from pretrain.convert.param_map import ParameterMap
 from pretrain.convert.tokenizer_files import tokenizer_file
 from pretrain.data.config import DataConfig
@@ -106,7 +106,7 @@ def write_hub_logical(hub: HubFolder, backbone: BackboneConfig, vocabulary: Voca
 
 def hub_objective(hub: HubFolder, objective: Objective) -> Objective:
     """A fresh objective with what the export says that it has learned. Raises UserError for values that do not fit."""
-    names = [name for name in ("digit_code", "schedule_bits", "embedding.weight") if hub.own and _has(hub, objective, name)]
+    names = [name for name in (DIGIT_CODE, SCHEDULE_BITS, EMBEDDING) if hub.own and _has(hub, objective, name)]
     try:
         fill_objective(objective, {name: hub.tensor(name) for name in names}, output_prior=float(hub.found.get("output_prior", 0.0)))
     except ValueError as error:
@@ -115,7 +115,7 @@ def hub_objective(hub: HubFolder, objective: Objective) -> Objective:
 
 
 def _has(hub: HubFolder, objective: Objective, name: str) -> bool:
-    return (objective.name == "mdm_prime") if name == "digit_code" else objective.name == "replaid"
+    return (objective.name == "mdm_prime") if name == DIGIT_CODE else objective.name == "replaid"
 
 
 def _save(hub: HubFolder, run: RunConfig, vocabulary: Vocabulary, output: Path) -> Path:

@@ -66,8 +66,9 @@ def _checked(config: RunConfig, objective: Objective) -> Origin:
     checkpoint = find_checkpoint(origin.folder)
     if checkpoint.state.rows != objective.vocabulary.padded_size:
         raise UserError(
-            f"init_from={config.init_from} has {checkpoint.state.rows} rows of vocabulary, and this run's tokenizer, mask and backbone.vocab_multiple "
-            f"make {objective.vocabulary.padded_size}; use the tokenizer and backbone.vocab_multiple of that run, and an objective with a mask like it"
+            f"init_from={config.init_from} has {checkpoint.state.rows} rows of vocabulary, and this run's tokenizer, mask and "
+            f"backbone.vocab_multiple make {objective.vocabulary.padded_size}; use the tokenizer and backbone.vocab_multiple of that run, and an "
+            "objective with a mask like it"
         )
     if config.init_moments and is_imported(origin.folder) and not set(_MOMENTS) <= set(LogicalFolder.open(origin.folder / LOGICAL).keys):
         raise UserError(f"init_moments=true, and {origin.folder} is an imported model without moments; leave init_moments out")

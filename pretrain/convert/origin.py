@@ -71,8 +71,8 @@ def require_fitting(config: RunConfig, origin: Origin) -> None:
     if config.backbone.inputs != origin.backbone.inputs:
         raise UserError(
             f"init_from={config.init_from} was trained with objective={origin.objective}, whose network reads {origin.backbone.inputs.kind}, and "
-            f"objective={config.objective.name} reads {config.backbone.inputs.kind} or others of them; set objective={origin.objective} with the same "
-            "constants, or another init_from"
+            f"objective={config.objective.name} reads {config.backbone.inputs.kind}, or others of them; set objective={origin.objective} with "
+            "the same constants, or another init_from"
         )
     if origin.hub and config.init_moments:
         raise UserError(f"init_moments=true, and {config.init_from} is a model without moments; leave init_moments out")

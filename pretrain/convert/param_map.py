@@ -59,7 +59,11 @@ _LAYER: dict[str, tuple[Row, ...]] = {
 _INPUTS: dict[str, tuple[Row, ...]] = {
     "tokens": (Row("embedding.weight", ("embed_tokens.weight",), "padded"),),
     "digits": (Row("embedding.weight", ("embed_tokens.weight",)),),
-    "latents": tuple(Row(f"embedding.{part}.weight", (f"embed_tokens.{part}.weight",)) for part in ("latent", "estimate", "gamma")),
+    "latents": (
+        Row("embedding.latent.weight", ("embed_tokens.latent.weight",)),
+        Row("embedding.estimate.weight", ("embed_tokens.estimate.weight",)),
+        Row("embedding.gamma.weight", ("embed_tokens.noise.weight",)),
+    ),
 }
 _ENDS = (
     Row("final_layernorm.weight", ("norm.weight",)),

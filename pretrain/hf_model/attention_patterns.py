@@ -5,7 +5,7 @@ Shape suffixes: B sequences, L positions of the input, S keys (cached ones first
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -148,6 +148,23 @@ def _flex_attention(compiled: bool) -> Callable[..., Tensor]:
     if "flex" not in _COMPILED:
         _COMPILED["flex"] = torch.compile(flex_attention)
     return _COMPILED["flex"]
+
+
+class Cache(Protocol):
+    """What a network asks of a cache: how much it holds, room for one layer's keys and values, and to be told when all layers are through."""
+
+    @property
+    def length(self) -> int | Tensor:
+        """Positions that each sequence has read."""
+        ...
+
+    def extend(self, layer: int, k_BGLK: Tensor, v_BGLK: Tensor) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values, old and new."""
+        ...
+
+    def advance(self, positions: int) -> None:
+        """Count positions as read."""
+        ...
 
 
 class KeyValueCache:

@@ -29,12 +29,13 @@ class LanguageModelConfig(PretrainedConfig):
     alpha_0              Eso-LM: share of tokens that diffusion generates.
     latent, schedule_hidden, self_conditioning, output_prior   RePlaid: width of an embedding, of the schedule's network; whether the network
                          reads its previous estimate; how much of the evidence of z_t is added to the logits (1, or less while it grew; 0: none).
-    digits, digit_base, digit_join, carry_over, shuffle_seed   MDM-Prime-v2. The code itself, id -> number, is the buffer `digit_code`.
+    digits, digit_base, digit_join, carry_over, shuffle_seed   MDM-Prime-v2. The code itself, id -> number, is the buffer `constants.digit_code`.
     sampling             defaults of `LanguageModel.sample`.
     provenance           where the weights come from: step, tokens, hashes, versions.
     """
 
     model_type = "pretrain_language_model"
+    _auto_class = "AutoConfig"  # so that save_pretrained copies the code
     keys_to_ignore_at_inference = ["past_key_values", "cache", "nelbo", "nelbo_label"]
 
     def __init__(
@@ -95,9 +96,11 @@ class LanguageModelConfig(PretrainedConfig):
 
     def network(self) -> NetworkConfig:
         """The shape of the network alone. Raises ValueError for an impossible one."""
-        reads = {"mdm_prime": "digits", "replaid": "latents"}.get(self.objective, "tokens")
+        reads: Any = {"mdm_prime": "digits", "replaid": "latents"}.get(self.objective, "tokens")
+        kind: Any = self.backbone
+        join: Any = self.digit_join
         return NetworkConfig(
-            kind=self.backbone,
+            kind=kind,
             vocab_size=self.vocab_size,
             hidden=self.hidden_size,
             layers=self.num_hidden_layers,
@@ -112,6 +115,6 @@ class LanguageModelConfig(PretrainedConfig):
             reads=reads,
             digits=self.digits,
             digit_base=self.digit_base,
-            digit_join=self.digit_join,
+            digit_join=join,
             latent=self.latent,
         )

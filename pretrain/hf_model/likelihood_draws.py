@@ -7,6 +7,7 @@ Shape suffixes: B sequences, L positions, J digits of a token, E width of an emb
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ class Text:
         shift, _ = uniforms(self.seed, torch.zeros(1, device=device), _TIMES, torch.zeros(1, device=device))
         return bound_time((torch.arange(batch, device=device, dtype=torch.float64) + shift[0, 0]) / batch)
 
-    def input(self, attention: Attention, conditioning_B: Tensor | None = None, **held: Tensor) -> NetworkInput:
+    def input(self, attention: Attention, conditioning_B: Tensor | None = None, **held: Any) -> NetworkInput:
         """What the network reads where nothing is permuted."""
         zeros_B = torch.zeros(len(self.ids_BL), device=self.ids_BL.device)
         return NetworkInput(

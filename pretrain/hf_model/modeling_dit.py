@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention_patterns import KeyValueCache, Pattern, attention_pattern, rotary_angles, scored_positions
+from .attention_patterns import Cache, KeyValueCache, Pattern, attention_pattern, rotary_angles, scored_positions
 from .configuration_network import NetworkConfig
 from .modeling_inputs import build_input, residual_stream
 from .modeling_layers import Backbone, LayerNorm, SelfAttention, new_cache
@@ -85,7 +85,7 @@ class DiTBlock(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x_BLD: Tensor, condition_BC: Tensor, rotary: tuple[Tensor, Tensor], pattern: Pattern, cache: KeyValueCache | None
+        self, x_BLD: Tensor, condition_BC: Tensor, rotary: tuple[Tensor, Tensor], pattern: Pattern, cache: Cache | None
     ) -> Tensor:
         """The residual stream after this block."""
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation_chunks(self.modulation, condition_BC, 6)
@@ -108,7 +108,7 @@ class DiT(Backbone):
         self.final_modulation = zero_linear(config.cond_dim, 2 * config.hidden)
         self.lm_head = zero_linear(config.hidden, config.vocab_size)
 
-    def features(self, inputs: NetworkInput, cache: KeyValueCache | None = None, pattern: Pattern | None = None) -> Tensor:
+    def features(self, inputs: NetworkInput, cache: Cache | None = None, pattern: Pattern | None = None) -> Tensor:
         """What the head reads, [B, L, D] (half as long for two streams); `cache` holds the positions before these and is extended by them.
 
         pattern  which keys are seen, in place of what `inputs` and `cache` say.
@@ -127,7 +127,7 @@ class DiT(Backbone):
         """Features of any positions [..., D] to logits [..., V] in the dtype of the head."""
         return self.lm_head(features.to(self.lm_head.weight.dtype))
 
-    def forward(self, inputs: NetworkInput, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, inputs: NetworkInput, cache: Cache | None = None) -> Tensor:
         """logits_BLV."""
         return self.logits(self.features(inputs, cache))
 

@@ -9,7 +9,7 @@ Shape suffixes: B sequences, L positions, V model vocabulary, J digits of a toke
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,28 @@ from .sampling_model import Samples, fill, starting_canvas
 from .sampling_replaid import LatentSpace
 from .uniform_diffusion import SMALLEST_ALPHA, time_conditioning
 
+if TYPE_CHECKING:
+    # transformers 4 copies a folder's modules before it imports them: those that this file names, and not what they import in turn.
+    from .configuration_network import NetworkConfig  # noqa: F401
+    from .diffusion_math import LogLinearSchedule  # noqa: F401
+    from .gaussian_solvers import Solver  # noqa: F401
+    from .likelihood_terms import allowed  # noqa: F401
+    from .modeling_dit import DiT  # noqa: F401
+    from .modeling_inputs import TokenInput  # noqa: F401
+    from .modeling_layers import Backbone  # noqa: F401
+    from .modeling_llama import Llama  # noqa: F401
+    from .sampling_ar import sample_ar  # noqa: F401
+    from .sampling_draw import TokenLaw  # noqa: F401
+    from .sampling_duo import sample_duo  # noqa: F401
+    from .sampling_esolm import sample_esolm  # noqa: F401
+    from .sampling_esolm_orders import Reveals  # noqa: F401
+    from .sampling_mdlm import sample_mdlm  # noqa: F401
+    from .sampling_network import Request  # noqa: F401
+    from .sampling_noise import uniforms  # noqa: F401
+    from .sampling_orders import sample_mdlm_in_order  # noqa: F401
+    from .sampling_prime import sample_prime  # noqa: F401
+    from .sampling_psi import Psi  # noqa: F401
+
 IGNORED = -100
 """The label of a token that is not scored: it is given, and diffusion leaves it clean."""
 
@@ -48,19 +70,38 @@ class LanguageModelOutput(ModelOutput):
     nelbo_label: str | None = None
 
 
+class Constants(nn.Module):
+    """Buffers of int64, which no change of the model's dtype rounds.
+
+    schedule_bits  RePlaid: endpoints, slopes, shifts and heights of the learned noise schedule, the bits of their float64 values.
+    digit_code     MDM-Prime-v2: the number that each id is written as.
+
+    A module of their own, and not the model's first: transformers 4 judges the type of all weights by the first of them.
+    """
+
+    schedule_bits: Tensor
+    digit_code: Tensor
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        super().__init__()
+        if config.objective == "replaid":
+            self.register_buffer("schedule_bits", torch.zeros(2 + 3 * config.schedule_hidden, dtype=torch.int64))
+        if config.objective == "mdm_prime":
+            self.register_buffer("digit_code", torch.arange(config.vocab_size))
+
+
 class LanguageModel(PreTrainedModel):
     """Any of the six objectives on either backbone.
 
     network            the network: `network(NetworkInput)` gives logits, and samplers read it.
     embedding          RePlaid: vectors of the tokens, fp32.
-    schedule_bits      RePlaid: endpoints, slopes, shifts and heights of the learned noise schedule. They are float64, which no change of the
-                       model's dtype may round, so their bits are kept as int64. Further training leaves the schedule as it is.
-    digit_code         MDM-Prime-v2: the number that each id is written as.
+    constants          what no further training changes (below).
     """
 
     config_class = LanguageModelConfig
     base_model_prefix = ""
     main_input_name = "input_ids"
+    _auto_class = "AutoModel"  # so that save_pretrained copies the code: transformers 4 does not set it
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _no_split_modules = ["DiTBlock", "LlamaBlock"]
@@ -73,9 +114,7 @@ class LanguageModel(PreTrainedModel):
         if config.objective == "replaid":
             self.embedding = UnitEmbedding(config.vocab_size, config.latent)
             nn.init.normal_(self.embedding.weight)
-            self.register_buffer("schedule_bits", torch.zeros(2 + 3 * config.schedule_hidden, dtype=torch.int64))
-        if config.objective == "mdm_prime":
-            self.register_buffer("digit_code", torch.arange(config.vocab_size))
+        self.constants = Constants(config)
         self._parts: dict[str, Any] = {}
         self.post_init()
 
@@ -102,13 +141,13 @@ class LanguageModel(PreTrainedModel):
     def code(self) -> DigitCode:
         """MDM-Prime-v2's digits. Raises ValueError for a buffer that is no permutation."""
         if "code" not in self._parts:
-            self._parts["code"] = DigitCode.of_codes(self.digit_code, base=self.config.digit_base, digits=self.config.digits)
+            self._parts["code"] = DigitCode.of_codes(self.constants.digit_code, base=self.config.digit_base, digits=self.config.digits)
         return self._parts["code"]
 
     def schedule(self) -> LearnedSchedule:
         """RePlaid's noise schedule, float64, on the model's device, without gradients."""
         hidden = self.config.schedule_hidden
-        values = self.schedule_bits.view(torch.float64)
+        values = self.constants.schedule_bits.view(torch.float64)
         schedule = LearnedSchedule(0.0, 0.0, hidden).to(values.device).requires_grad_(False)
         ends, slope, shift, height = values.split((2, hidden, hidden, hidden))
         pairs = ((schedule.gamma_0, ends[0]), (schedule.gamma_1, ends[1]))
@@ -181,15 +220,16 @@ class LanguageModel(PreTrainedModel):
         self, input_ids: Tensor | None, documents_BL: Tensor | None, t_B: Tensor | None, latents: Tensor | None, estimate: Tensor | None,
         digits: Tensor | None,
     ) -> NetworkInput:  # fmt: skip
-        config, held = self.config, {"ids_BL": input_ids}
+        config = self.config
+        held: dict[str, Any] = {"ids_BL": input_ids}
+        conditioning_B = None
         if config.objective in ("duo", "replaid") and t_B is None:
             raise ValueError(f"{config.objective} is told the noise level: give timesteps=t, one in [0, 1] per sequence")
-        conditioning_B = None
-        if config.objective == "duo":
+        if config.objective == "duo" and t_B is not None:
             conditioning_B = time_conditioning((1 - t_B.double()).clamp(min=SMALLEST_ALPHA), config.schedule_eps)
         elif config.objective == "mdm_prime":
             held = {"digits_BLJ": self._digits(input_ids) if digits is None else digits}
-        elif config.objective == "replaid":
+        elif config.objective == "replaid" and t_B is not None:
             if latents is None:
                 raise ValueError("replaid reads latents=z_t, not ids; sample() and labels make them")
             gamma_B = self.schedule()(t_B.double())[0]
@@ -215,7 +255,7 @@ class LanguageModel(PreTrainedModel):
     def _known_first(self, canvas: NetworkInput) -> NetworkInput:
         """Eso-LM's order of generation: what is known, then masks, each from left to right."""
         assert canvas.ids_BL is not None
-        order_BL = (canvas.ids_BL == self.config.mask_token_id).int().argsort(-1, stable=True)
+        order_BL = (canvas.ids_BL == self.config.mask_token_id).int().argsort(dim=-1, stable=True)
         documents_BL = None if canvas.documents_BL is None else canvas.documents_BL.gather(1, order_BL)
         return NetworkInput(
             ids_BL=canvas.ids_BL.gather(1, order_BL), positions_BL=order_BL, documents_BL=documents_BL,
@@ -253,7 +293,7 @@ class LanguageModel(PreTrainedModel):
 class AutoregressiveLanguageModel(LanguageModel, GenerationMixin):
     """The same with `generate`: beams, left padding and the caches of `transformers`."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .attention_patterns import KeyValueCache, Pattern, attend, rotate
+from .attention_patterns import Cache, KeyValueCache, Pattern, attend, rotate
 from .configuration_network import NetworkConfig
 
 
@@ -82,7 +82,7 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x_BLD: Tensor, rotary: tuple[Tensor, Tensor], pattern: Pattern, cache: KeyValueCache | None) -> Tensor:
+    def forward(self, x_BLD: Tensor, rotary: tuple[Tensor, Tensor], pattern: Pattern, cache: Cache | None) -> Tensor:
         """Attention output [B, L, D] in the dtype of the projections; extends `cache` by these positions."""
         x_BLD = x_BLD.to(self.q_proj.weight.dtype)
         q_BLHK, k_BLGK, v_BLGK = (p(x_BLD).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))

@@ -8,7 +8,7 @@ Shape suffixes: B sequences, L positions, D width, V model vocabulary.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention_patterns import KeyValueCache, Pattern, attention_pattern, rotary_angles, scored_positions
+from .attention_patterns import Cache, KeyValueCache, Pattern, attention_pattern, rotary_angles, scored_positions
 from .configuration_network import NetworkConfig
 from .modeling_inputs import build_input, residual_stream
 from .modeling_layers import Backbone, RMSNorm, SelfAttention, new_cache
@@ -40,7 +40,7 @@ class LlamaBlock(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_eps)
         self.mlp = SwiGLU(config)
 
-    def forward(self, x_BLD: Tensor, rotary: tuple[Tensor, Tensor], pattern: Pattern, cache: KeyValueCache | None) -> Tensor:
+    def forward(self, x_BLD: Tensor, rotary: tuple[Tensor, Tensor], pattern: Pattern, cache: Cache | None) -> Tensor:
         """The residual stream after this block."""
         x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), rotary, pattern, cache)
         return x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
@@ -59,7 +59,7 @@ class Llama(Backbone):
         self.norm = RMSNorm(config.hidden, config.norm_eps)
         self.lm_head = nn.Linear(config.hidden, config.vocab_size, bias=False)
 
-    def features(self, inputs: NetworkInput, cache: KeyValueCache | None = None, pattern: Pattern | None = None) -> Tensor:
+    def features(self, inputs: NetworkInput, cache: Cache | None = None, pattern: Pattern | None = None) -> Tensor:
         """What the head reads, [B, L, D] (half as long for two streams); `cache` holds the positions before these and is extended by them.
 
         pattern  which keys are seen, in place of what `inputs` and `cache` say.
@@ -77,7 +77,7 @@ class Llama(Backbone):
         """Features of any positions [..., D] to logits [..., V] in the dtype of the head."""
         return self.lm_head(features.to(self.lm_head.weight.dtype))
 
-    def forward(self, inputs: NetworkInput, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, inputs: NetworkInput, cache: Cache | None = None) -> Tensor:
         """logits_BLV."""
         return self.logits(self.features(inputs, cache))
 

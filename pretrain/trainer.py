@@ -24,6 +24,7 @@ from pretrain.checkpoint.peers import Peers
 from pretrain.checkpoint.reshape import load_any_layout
 from pretrain.checkpoint.resume import MEANT, RATES_AHEAD, ResumeCard, freeze_run, meant, versions
 from pretrain.checkpoint.saving import Saved, Saving
+from pretrain.convert.initial import require_own, start_from
 from pretrain.data.loader import Loader, build_loader, build_validation_loader
 from pretrain.data.phases import to_record
 from pretrain.data.samples import TrainingSamples, ValidationSamples
@@ -108,6 +109,7 @@ class Trainer:
         config, peers = self.config, self.peers
         self.manager = CheckpointManager(config.directory, config.checkpoint.keep, peers)
         checkpoint = self.manager.begin(config.resume)
+        require_own(checkpoint, config)
         self.start = checkpoint.step if checkpoint else 0
         card = self._resume_card(checkpoint) if checkpoint else None
         if card:
@@ -122,6 +124,8 @@ class Trainer:
         self.saving = Saving(self.manager, Peers.apart(), background, self._report_saved)
         if card:
             self._restore(card)
+        elif config.init_from is not None:
+            self.log.event(0, "start", start_from(config, self.engine, self.objective, peers))
 
     # ---- the loop -----------------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ FREEDOM: dict[str, Freedom] = {
     "root": Freedom.FREE,
     "seed": Freedom.COURSE,
     "resume": Freedom.FREE,
+    "init_from": Freedom.FREE,  # it gave the weights of step 0, which no later start reads
+    "init_moments": Freedom.FREE,
     "tokenizer": Freedom.FIXED,  # its content; it may lie elsewhere
     "objective.name": Freedom.FIXED,
     "objective.mask_id": Freedom.FIXED,

@@ -5,12 +5,15 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
 from pretrain import preemption
 from pretrain.errors import UserError
+from pretrain.redaction import redact
 
 USER_ERROR_EXIT = 64
 """EX_USAGE of sysexits.h; pretrain.quiet keeps torchrun silent about ranks that leave with it."""
@@ -30,9 +33,10 @@ def answer(yes: bool) -> int:
 def run_command(main: Callable[[], int], *, when_memory_is_full: str, stoppable: bool = False) -> int:
     """The exit code of `main`. A UserError becomes `error: …` on standard error, and so does memory that does not suffice.
 
-    when_memory_is_full  what the user can make smaller. Other exceptions keep their traceback.
+    when_memory_is_full  what the user can make smaller. Other exceptions keep their traceback, but for the secrets in it.
     stoppable            the command listens to preemption.Requests; before it does, a request to stop ends it with exit code 75.
     """
+    sys.excepthook = _traceback
     try:
         with preemption.listening() if stoppable else _one_interrupt():
             return main()
@@ -50,9 +54,13 @@ def run_command(main: Callable[[], int], *, when_memory_is_full: str, stoppable:
         raise
 
 
+def _traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    print(redact("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr, flush=True)
+
+
 def _refuse(sentence: str, code: int = USER_ERROR_EXIT, kind: str = "error") -> int:
     if _first_to_report():
-        print(f"{kind}: {sentence}", file=sys.stderr, flush=True)
+        print(f"{kind}: {redact(sentence)}", file=sys.stderr, flush=True)
     return code
 
 

@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
+from functools import partial
 
-import torch
-import torch.distributed as dist
 import yaml
 
 from pretrain import preemption
 from pretrain.build import build_engine, build_objective, build_samples
-from pretrain.checkpoint.changes import changes, read_config
-from pretrain.checkpoint.health import require_finite
+from pretrain.checkpoint.changes import Freedom, changes, read_config
+from pretrain.checkpoint.history import PHASES, SKIPS, phases_from, recorded_phases, skips_from, switch
 from pretrain.checkpoint.layout import Layout, TrainState
 from pretrain.checkpoint.lock import lock_run
 from pretrain.checkpoint.manager import Checkpoint, CheckpointManager
 from pretrain.checkpoint.peers import Peers
 from pretrain.checkpoint.reshape import load_any_layout
 from pretrain.checkpoint.resume import MEANT, RATES_AHEAD, ResumeCard, freeze_run, meant, versions
+from pretrain.checkpoint.saving import Saved, Saving
+from pretrain.convert.initial import require_own, start_from
 from pretrain.data.batch import BatchShard
 from pretrain.data.loader import Loader, build_loader
-from pretrain.data.skips import Skips
+from pretrain.data.phases import to_record
+from pretrain.data.samples import TrainingSamples, ValidationSamples
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.engine.safe_files import require_safe
 from pretrain.engine.schedule import learning_rate
 from pretrain.engine.zero import Engine
+from pretrain.engine.zero_files import ALLOWED
 from pretrain.errors import UserError
 from pretrain.evaluation.likelihood import LikelihoodResult
 from pretrain.guard import Guard
@@ -37,17 +40,18 @@ from pretrain.objectives.base import Objective
 from pretrain.parallel import groups as parallel_groups
 from pretrain.parallel import platform
 from pretrain.parallel.groups import Groups
+from pretrain.redaction import redacted
 from pretrain.rules import Derived, resolve, run_vocabulary
 from pretrain.run_config import RunConfig
 from pretrain.run_records import Window, open_log, training_record
-from pretrain.telemetry.heartbeat import Heartbeat
+from pretrain.telemetry.heartbeat import Heartbeat, gather_values
 from pretrain.telemetry.log import RunLog
 from pretrain.telemetry.throughput import Throughput
 from pretrain.telemetry.watchdog import Watchdog
 from pretrain.validation import validate, validation_record
 
-GUARD, SKIPS, OWED = "guard", "data_skips", "validation_owed"
-"""In TrainState.extras: the guard's state; text left out (data.skips); whether a stop cut this step's validation short."""
+GUARD, OWED = "guard", "validation_owed"
+"""In TrainState.extras: the guard's state; whether a stop cut this step's validation short."""
 POLL_SECONDS = 0.5
 """While a rank waits for data, it looks so often whether it shall stop."""
 
@@ -80,8 +84,11 @@ class Trainer:
         self.meant = meant(config, vocabulary, tokenizer.hash)
         self.derived: Derived = resolve(config, world_size=groups.world_size, model_size=vocabulary.model_size)
         self.objective: Objective = build_objective(config.objective, vocabulary)
-        self.samples, self.held_out = build_samples(config, self.objective, tokenizer)
         self.peers = Peers.world()
+        # Each rank verifies its share of what its machine sees, and all leave where one finds damage.
+        built: list[tuple[TrainingSamples, ValidationSamples | None]] = []
+        self.peers.everyone(lambda: built.append(build_samples(config, self.objective, tokenizer, share=platform.machine_share())))
+        self.samples, self.held_out = built[0]
         self.lock = lock_run(config.directory, self.peers)
         try:
             self._begin()
@@ -96,22 +103,28 @@ class Trainer:
         config, peers = self.config, self.peers
         self.manager = CheckpointManager(config.directory, config.checkpoint.keep, peers)
         checkpoint = self.manager.begin(config.resume)
+        require_own(checkpoint, config)
         extras = checkpoint.state.extras if checkpoint else {}
-        self.step, self.owed = (checkpoint.step if checkpoint else 0), bool(extras.get(OWED))
-        self.samples.skips = Skips(extras.get(SKIPS, ()))
+        self.step = self.saved = checkpoint.step if checkpoint else 0
+        self.owed = bool(extras.get(OWED))
+        self.samples.skips = skips_from(checkpoint.state if checkpoint else None)
         card = self._resume_card(checkpoint) if checkpoint else None
         if card:
             card.require_legal(config.resume)
-        self.config_text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+        self.config_text = yaml.safe_dump(redacted(dataclasses.asdict(config)), sort_keys=False)
         peers.writer(lambda: freeze_run(config.directory, self.config_text))
         self.engine: Engine = build_engine(config, self.objective, self.groups, self.device)
         opened: list[tuple[RunLog, Throughput]] = []
         peers.everyone(lambda: opened.append(self._open_log(checkpoint)))  # the main rank alone opens files, and all leave if it cannot
         self.log, self.throughput = opened[0]
+        background = Peers.apart() if config.checkpoint.asynchronous else None
+        self.saving = Saving(self.manager, Peers.apart(), background, self._report_saved)
         self._build_watch()
         if card:
             self._restore(card)
             self.guard.load(extras.get(GUARD, {}))
+        elif config.init_from is not None:
+            self.log.event(0, "start", start_from(config, self.engine, self.objective, peers))
 
     def _build_watch(self) -> None:
         """What looks after the run while it goes on."""
@@ -122,7 +135,7 @@ class Trainer:
         )
         self.guard = Guard(config.guard, self.engine, self.samples, self.log.event, self.advice)
         self.watchdog = Watchdog(config.directory, groups.world_rank, groups.world_size, config.telemetry.hang_seconds)
-        self.heartbeat = Heartbeat(self._gather, sampled=self.device.type == "cuda")
+        self.heartbeat = Heartbeat(partial(gather_values, device=self.device), sampled=self.device.type == "cuda")
         self.requests.watch(config.directory, groups.world_size)
         self.peers.writer(lambda: preemption.clear_marker(config.directory))
 
@@ -142,12 +155,12 @@ class Trainer:
         if self.reason:
             self._leave()
             return self.reason
-        self.manager.prune()
+        self.saving.finish()
         return None
 
     def _walk(self) -> tuple[int, str] | None:
         """Steps until the last one or a stop; or until one went wrong that asks for a rewind: its 0-based number, and what is said about it."""
-        last, window, saved = self.derived.last_step, Window(), False
+        last, window = self.derived.last_step, Window()
         with self._training_loader() as loader:
             while self.step < last and not self.reason:
                 self.heartbeat.begin(last=self._due(self.step + 1, self.config.telemetry.log_every))
@@ -170,12 +183,11 @@ class Trainer:
                     window = Window()
                 with self.throughput.pause():
                     self.guard.check_replicas(step)
-                    if saved:  # the step after a save was sound, so what was saved can replace what came before
-                        self.manager.prune()
-                    saved = self._due(step, self.config.checkpoint.every)
+                    if verdict.action == "keep":
+                        self.saving.boundary(step)
                     if self.held_out and self._due(step, self.config.validation.every):
                         self.validate(step)
-                    if saved:
+                    if self._due(step, self.config.checkpoint.every) or self._milestone(step):
                         self.save(step, lr)
         return None
 
@@ -194,16 +206,18 @@ class Trainer:
     def _leave(self) -> None:
         """Stopped before the end: save, and leave word for whoever starts the run again."""
         assert self.reason is not None
-        saved = "nothing had to be saved"
-        if self.step:
-            saved = f"saved {self.save(self.step, self.lr(self.step - 1))}"
         reason, step = self.reason, self.step
+        if self.saved != step:
+            self.save(step, self.lr(step - 1))
+        self.saving.wait()
         self.peers.writer(lambda: preemption.leave_marker(self.config.directory, reason, step))
-        self.log.event(step, "stopped", f"by {reason} after step {step}: {saved}; the same command continues")
+        what = "everything is saved" if step else "nothing had to be saved"
+        self.log.event(step, "stopped", f"by {reason} after step {step}: {what}, and the same command continues")
 
     def _rewind(self, bad: int, said: str) -> None:
         """Back to the last checkpoint, and on with the text after that of step `bad` (0-based)."""
         self.watchdog.beat(self.step, "rewind")
+        self.saving.settle()
         checkpoint = self.manager.latest()
         if checkpoint is None:
             raise UserError(f"{said}: there is no checkpoint yet to rewind to, so the run stops here; {self.advice}")
@@ -211,7 +225,7 @@ class Trainer:
         count = self.samples.skips.rewind(checkpoint.step, bad)
         self._load(card)
         self.guard.rewound(checkpoint.state.extras.get(GUARD, {}))
-        self.step = checkpoint.step
+        self.step = self.saved = checkpoint.step
         self.peers.everyone(lambda: self.log.rewind(checkpoint.step))
         self.log.event(self.step, "rewind", f"{said}; back to step {self.step}, leaving out the text of {count} steps: {self.samples.skips.entries}")
 
@@ -223,6 +237,11 @@ class Trainer:
     def _due(self, step: int, every: int) -> bool:
         """Every so many steps (0: never), and at the last step of the schedule or of this start."""
         return step >= self.derived.last_step or (every > 0 and step % every == 0)
+
+    def _milestone(self, step: int) -> bool:
+        """Whether this step consumed the last token of a multiple of checkpoint.milestone_tokens."""
+        every, per_step = self.config.checkpoint.milestone_tokens, self.derived.tokens_per_step
+        return every is not None and step * per_step // int(every) > (step - 1) * per_step // int(every)
 
     def lr(self, step: int) -> float:
         """Learning rate of update number `step` (0-based)."""
@@ -259,13 +278,6 @@ class Trainer:
         tokens, per_step = step * self.derived.tokens_per_step, self.derived.tokens_per_step
         self.log.train(step, training_record(window, speed, tokens=tokens, tokens_per_step=per_step, lr=lr, device=self.device) | ranks)
 
-    def _gather(self, values: list[float]) -> list[list[float]]:
-        """Every rank's values, in rank order."""
-        own = torch.tensor(values, dtype=torch.float64, device=self.device)
-        rows = [torch.empty_like(own) for _ in range(self.groups.world_size)]
-        dist.all_gather(rows, own)
-        return [row.tolist() for row in rows]
-
     def _open_log(self, checkpoint: Checkpoint | None) -> tuple[RunLog, Throughput]:
         resumed = checkpoint.step if checkpoint else None
         return open_log(self.config, self.objective, self.derived, self.groups, self.device, layout=self._layout(), resumed_step=resumed)
@@ -285,11 +297,10 @@ class Trainer:
 
     # ---- checkpoints --------------------------------------------------------------------------------------------------------------
 
-    def save(self, step: int, lr: float) -> Path:
-        """Write a checkpoint after `step` updates; its folder. Raises UserError, with the earlier ones intact, for weights that are not finite or
-        a full disk."""
+    def save(self, step: int, lr: float) -> None:
+        """Save the state after `step` updates, in the background if so configured. Raises UserError, with the earlier checkpoints intact, for
+        weights that are not finite, or for a full disk (in the background at a later boundary)."""
         self.watchdog.beat(step, "checkpoint")
-        self.peers.everyone(lambda: require_finite(self.engine, step))
         last = self.derived.steps - 1
         state = TrainState(
             step=step,
@@ -303,20 +314,26 @@ class Trainer:
             rows=self.objective.vocabulary.padded_size,
             versions=versions(),
             extras={
-                MEANT: self.meant, RATES_AHEAD: self._rates([step, (step + last) // 2, last]), GUARD: self.guard.state(),
-                SKIPS: self.samples.skips.entries, OWED: self.owed,
+                MEANT: self.meant, PHASES: to_record(self.samples.mixture.phases), SKIPS: self.samples.skips.entries,
+                RATES_AHEAD: self._rates([step, (step + last) // 2, last]), GUARD: self.guard.state(), OWED: self.owed,
             },
+            milestone=self._milestone(step),
         )  # fmt: skip
-        folder = self.manager.save(step, self.engine.save, state, self.config_text)
-        self.log.event(step, "checkpoint", f"saved {folder}")
-        return folder
+        self.saving.start(step, self.engine, state, self.config_text)
+        self.saved = step
+
+    def _report_saved(self, saved: Saved) -> None:
+        self.log.event(saved.step, "checkpoint", str(saved), saved.figures)
 
     def _resume_card(self, checkpoint: Checkpoint) -> ResumeCard:
         then = checkpoint.state
+        found = changes(read_config(checkpoint.folder), redacted(dataclasses.asdict(self.config)), then.extras.get(MEANT, {}), self.meant)
+        if not any(change.freedom is Freedom.FIXED for change in found):  # another run, which the card refuses, has other phases
+            self.samples.follow(phases_from(self.config, checkpoint.folder, then))
         return ResumeCard(
             checkpoint=checkpoint.folder,
             then=then,
-            changes=changes(read_config(checkpoint.folder), dataclasses.asdict(self.config), then.extras.get(MEANT, {}), self.meant),
+            changes=found,
             layout_now=self._layout(),
             lr_now=self.lr(then.step - 1),
             rates_now=self._rates([int(step) for step in then.extras.get(RATES_AHEAD, {})]),
@@ -333,9 +350,14 @@ class Trainer:
         self._load(card)
         found = all("exp_avg" in self.engine.base_optimizer.state[flat] for flat in self.engine.flat_partitions())
         self.log.event(card.then.step, "resume", dataclasses.replace(card, optimizer_found=found).render())
+        before, now = recorded_phases(card.checkpoint, card.then), list(self.samples.mixture.phases)
+        if changed := switch(before, now, card.then.samples, self.config.batch.length):
+            self.log.event(card.then.step, "data", changed)
 
     def _load(self, card: ResumeCard) -> None:
         """Weights and moments, in this layout or from another one."""
+        pickled = sorted(card.checkpoint.rglob("*.pt"))[self.peers.rank :: self.peers.size]
+        self.peers.everyone(lambda: require_safe(pickled, ALLOWED))  # all leave if one is forged
         if card.same_files:
             self.engine.load(card.checkpoint)
         else:  # logical tensors fit every engine
@@ -346,9 +368,10 @@ class Trainer:
         return Layout.of(self.config.parallel, self.groups.data.size)
 
     def close(self) -> None:
-        """Finish logs, and leave the run directory to the next one."""
-        self.watchdog.close()
+        """Let a save that is in flight end, finish logs, and leave the run directory to the next one."""
         try:
+            self.saving.close(lambda trouble: self.log.event(self.step, "checkpoint", trouble))
+            self.watchdog.close()
             self.log.close()
         finally:
             self.lock.release()

@@ -9,6 +9,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
+import torch
+import torch.distributed as dist
+
 from pretrain.telemetry.collectives import Collectives, recorded
 
 
@@ -46,6 +49,14 @@ class Heartbeat:
         own = [statistics.median(self._own) if self._own else 0.0, statistics.median(self._waits) if self._waits else 0.0]
         self._own, self._waits = [], []
         return compare(self._exchange(own))
+
+
+def gather_values(values: list[float], device: torch.device) -> list[list[float]]:
+    """Every rank's values, in rank order."""
+    own = torch.tensor(values, dtype=torch.float64, device=device)
+    rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, own)
+    return [row.tolist() for row in rows]
 
 
 def compare(ranks: Sequence[Sequence[float]]) -> dict[str, float | int]:

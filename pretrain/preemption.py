@@ -97,6 +97,8 @@ class Requests:
 
     def note(self, number: int) -> None:
         """A signal has arrived, in the main thread. Raises Stopped or KeyboardInterrupt where it must not wait."""
+        if number == signal.SIGTERM and _torchrun_is_closing():
+            os._exit(LOST_PEER_EXIT)
         name, now = signal.Signals(number).name, time.monotonic()
         first = self._signals.setdefault(name, now)
         if self._deferred:

@@ -97,7 +97,9 @@ class Watchdog:
             if self._closed.wait(min(max(self._limit / 10, GRACE_SECONDS[0]), GRACE_SECONDS[1])):
                 return
             signs = read_signs(self._folder)
-            if signs and signs[0].rank == self._rank:
+            if signs and signs[0].rank != self._rank:  # whoever ends ends the others: first let that one speak
+                self._closed.wait(GRACE_SECONDS[0])
+            elif signs:
                 print(f"error: {verdict(signs, self._size)}; {self._folder} has every rank's stack", file=sys.stderr, flush=True)
         except OSError as error:  # the disk may be what hangs the run
             print(f"error: the run hangs, and rank {self._rank} could not write to {self._folder} ({error})", file=sys.stderr, flush=True)

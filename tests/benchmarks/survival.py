@@ -56,16 +56,17 @@ def run_config(hidden: int, parallel: ParallelConfig) -> RunConfig:
 
 
 class Recording:
-    """Turns the record of collectives on and off: its wrappers keep what they wrap."""
+    """Turns the record of collectives on and off."""
 
     def __init__(self) -> None:
+        places = [(dist.ProcessGroup, name) for name in METHODS if hasattr(dist.ProcessGroup, name)] + [(dist.Work, "wait")]
+        plain = [vars(owner)[name] for owner, name in places]
         recorded()
-        names = [name for name in METHODS if hasattr(dist.ProcessGroup, name)]
-        self._wrapped = [(dist.ProcessGroup, name, getattr(dist.ProcessGroup, name)) for name in names] + [(dist.Work, "wait", dist.Work.wait)]
+        self._places = [(owner, name, before, vars(owner)[name]) for (owner, name), before in zip(places, plain, strict=True)]
 
     def turn(self, on: bool) -> None:
-        for owner, name, wrapper in self._wrapped:
-            setattr(owner, name, wrapper if on else wrapper.__wrapped__)
+        for owner, name, plain, wrapper in self._places:
+            setattr(owner, name, wrapper if on else plain)
 
 
 def measure(hidden: int, rounds: int, parallel: ParallelConfig, run_dir: str) -> dict[str, float]:

@@ -18,8 +18,8 @@ BF16 = World(dtype=torch.bfloat16)
 EMA = replace(World(), optimizer=OptimizerConfig(clip=1.0, ema=0.9))
 REPLAID = World(objective=ObjectiveConfig(name="replaid"))
 KINDS = [
-    (World(), 1), (World().laid(tensor=2, pipeline=2), 4), (World().laid(zero_stage=2), 2), (World().laid(zero_stage=3), 2), (BF16, 1),
-    (BF16.laid(pipeline=2), 2), (BF16.laid(zero_stage=2), 2), (BF16.laid(zero_stage=3), 2), (EMA, 1), (REPLAID, 2), (REPLAID.laid(zero_stage=3), 2),
+    (World().laid(tensor=2, pipeline=2), 4), (World().laid(zero_stage=2), 2), (World().laid(zero_stage=3), 2), (BF16.laid(pipeline=2), 2),
+    (BF16.laid(zero_stage=2), 2), (BF16.laid(zero_stage=3), 2), (EMA, 1), (REPLAID, 2), (REPLAID.laid(zero_stage=3), 2),
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from pretrain.errors import UserError, nearest
 
 _MAPPINGS = ("keep", "drop", "sources")
-_PATHS = ("input", "corpus")
+_PATHS = ("input", "corpus", "against")
 """Keys that take a path or a list of them."""
 
 
@@ -21,6 +21,8 @@ def prepared(arguments: list[str], tasks: Collection[str]) -> list[str]:
     for name in chosen:
         if name not in tasks:
             raise UserError(f"there is no task {name}{nearest(name, list(tasks))}")
+    if chosen == ["audit"] and any(word.startswith(("step=", "run=")) for word in words):
+        chosen = ["audit_step"]  # of what a run read, not of a folder
     words = [f"prepare_data={chosen[0]}" if word.lstrip("+").startswith("task=") else word for word in words]
     return [new for word in words for new in _reworded(word)]
 

@@ -1,4 +1,4 @@
-"""Prepare text for pretraining: python launchers/prepare_data.py [TASK] KEY=VALUE … (--help lists them)."""
+"""Prepare text for pretraining, and see what a run read: python launchers/prepare_data.py [TASK] KEY=VALUE … (--help lists the tasks)."""
 
 import sys
 from pathlib import Path
@@ -10,13 +10,16 @@ from omegaconf import OmegaConf  # noqa: E402
 
 from data_prep.arguments import prepared, require_path_texts, require_values  # noqa: E402
 from data_prep.tasks import TASKS  # noqa: E402
+from pretrain.audit.tasks import RUN_TASKS  # noqa: E402
 from pretrain.command_line import run_command  # noqa: E402
 from pretrain.compose import compose_arguments, resolved, typed  # noqa: E402
+
+ALL_TASKS = TASKS | RUN_TASKS
 
 
 def run(tree: dict[str, Any]) -> None:
     """Run the task of a composed configuration."""
-    kind, action = TASKS[str(tree.pop("task"))]
+    kind, action = ALL_TASKS[str(tree.pop("task"))]
     tree.pop("root", None)  # of presets, whose sources hold it by now
     require_path_texts(tree)
     action(typed(kind, tree))
@@ -24,7 +27,7 @@ def run(tree: dict[str, Any]) -> None:
 
 def main() -> int:
     """Compose, then run the task."""
-    sys.argv[1:] = prepared(sys.argv[1:], TASKS)
+    sys.argv[1:] = prepared(sys.argv[1:], ALL_TASKS)
     composed = compose_arguments("prepare_data")
     if composed is not None:
         require_values(str(composed.task), OmegaConf.to_container(composed))

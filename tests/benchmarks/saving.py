@@ -134,7 +134,7 @@ def show(times: Times, options: argparse.Namespace) -> None:
     print(f"step without a save     {1000 * plain:8.1f} ms (median of {len(times.plain)})")
     print(f"step during a save      {1000 * during:8.1f} ms (median of {len(times.during)}; {min(times.steps_of_a_save)} or more per save)")
     print(f"ratio of steps          {during / plain:8.3f} of medians, {means:.3f} of means; target 1.10")
-    print(f"processor time of steps {during_processor / plain_processor:8.3f} of medians, the training thread's; load average {os.getloadavg()[0]:.1f}")
+    print(f"processor time of steps {during_processor / plain_processor:8.3f} of medians (training thread); load average {os.getloadavg()[0]:.1f}")
     blocked = statistics.median(saved.blocked_seconds for saved in times.background)
     total = statistics.median(saved.seconds for saved in times.background)
     waited = statistics.median(saved.blocked_seconds for saved in times.at_once)

@@ -65,6 +65,8 @@ def command_from_tree(tree: dict[str, Any]) -> Command:
         section, _, name = key.partition(".")
         if isinstance(tree.get(section), dict) and tree[section].get(name, {}) is None:
             tree[section][name] = {}  # null says that there is none, also in a preset's file, where {} would be merged
+    if isinstance(tree.get("data"), dict) and tree["data"].get("phases", []) is None:
+        tree["data"]["phases"] = []
     return Command(run=typed(RunConfig, tree), plan=plan, check=check, selftest=selftest)
 
 
@@ -148,6 +150,8 @@ def typed(kind: type[T], tree: dict[str, Any], prefix: str = "") -> T:
     if missing:
         keys = ", ".join(_join(prefix, key) for key in missing)
         preset = "choose a preset with +model=NAME (--help lists them), or " if kind is RunConfig else ""
+        if all(key.startswith(SOURCES) and key.endswith(".weight") for key in missing):
+            preset = "the weights of this mixture are not published, and none is made up here; leave a source out with ~data.train.NAME, or "
         raise UserError(f"no value for {keys}: {preset}set {'each key' if len(missing) > 1 else f'{keys}=…'}")
     adapter = TypeAdapter(list[kind], config=ConfigDict(extra="forbid"))  # type: ignore[valid-type]  # a dataclass alone takes no config
     try:

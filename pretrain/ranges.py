@@ -51,6 +51,8 @@ RANGES: dict[str, Range] = {
     "backbone.vocab_multiple": _up_to(2**20),
     **OBJECTIVE_RANGES,
     "data.random_length_probability": (lambda x: 0 <= x <= 1, "be a probability; use a value in [0, 1]"),
+    "data.max_epochs": (lambda x: x > 0, "be above 0; use for example 4, or null for any number"),
+    "data.workers": (lambda n: 1 <= n <= 64, "lie in [1, 64], since each is a thread of every rank; use 1"),
     "data.prefetch": (lambda n: 1 <= n <= 64, "lie in [1, 64], since each is a global batch held in memory; use 2"),
     "batch.global_sequences": _up_to(2**24),
     "batch.micro_sequences": _up_to(2**24),

@@ -78,12 +78,17 @@ class RunConfig:
     tokenizer  a sentencepiece .model or a Hugging Face tokenizer.json; the data manifest must name the same one.
     resume     auto: continue the newest complete checkpoint, or start in an empty directory; changed: continue although settings that the
                steps to come depend on have changed (checkpoint.changes says which those are); fresh: move what is there aside and start over.
+    init_from    where a run takes its first weights from: another run's directory or checkpoint, of any layout, or a folder that `transformers`
+                 loads (convert.origin); None: drawn from the seed. The run starts at step 0 all the same. Its own checkpoints come first.
+    init_moments   take AdamW's moments too, where that checkpoint has them; otherwise they start from zero.
     """
 
     name: str
     root: str = "runs"
     seed: int = 1
     resume: Literal["auto", "changed", "fresh"] = "auto"
+    init_from: str | None = None
+    init_moments: bool = False
     tokenizer: str
     objective: ObjectiveConfig
     backbone: BackboneConfig

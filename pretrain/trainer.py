@@ -15,7 +15,8 @@ import yaml
 
 from pretrain.backbones.parameters import count_parameters
 from pretrain.build import build_engine, build_objective, build_samples, compute_dtype
-from pretrain.checkpoint.changes import changes, read_config
+from pretrain.checkpoint.changes import Freedom, changes, read_config
+from pretrain.checkpoint.history import PHASES, phases_from, recorded_phases, switch
 from pretrain.checkpoint.layout import Layout, TrainState
 from pretrain.checkpoint.lock import lock_run
 from pretrain.checkpoint.manager import Checkpoint, CheckpointManager
@@ -23,7 +24,10 @@ from pretrain.checkpoint.peers import Peers
 from pretrain.checkpoint.reshape import load_any_layout
 from pretrain.checkpoint.resume import MEANT, RATES_AHEAD, ResumeCard, freeze_run, meant, versions
 from pretrain.checkpoint.saving import Saved, Saving
+from pretrain.convert.initial import require_own, start_from
 from pretrain.data.loader import Loader, build_loader, build_validation_loader
+from pretrain.data.phases import to_record
+from pretrain.data.samples import TrainingSamples, ValidationSamples
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.engine.safe_files import require_safe
 from pretrain.engine.schedule import learning_rate
@@ -88,8 +92,11 @@ class Trainer:
         self.meant = meant(config, vocabulary, tokenizer.hash)
         self.derived: Derived = resolve(config, world_size=groups.world_size, model_size=vocabulary.model_size)
         self.objective: Objective = build_objective(config.objective, vocabulary)
-        self.samples, self.held_out = build_samples(config, self.objective, tokenizer)
         self.peers = Peers.world()
+        # Each rank verifies its share of what its machine sees, and all leave where one finds damage.
+        built: list[tuple[TrainingSamples, ValidationSamples | None]] = []
+        self.peers.everyone(lambda: built.append(build_samples(config, self.objective, tokenizer, share=platform.machine_share())))
+        self.samples, self.held_out = built[0]
         self.lock = lock_run(config.directory, self.peers)
         try:
             self._begin()
@@ -102,6 +109,7 @@ class Trainer:
         config, peers = self.config, self.peers
         self.manager = CheckpointManager(config.directory, config.checkpoint.keep, peers)
         checkpoint = self.manager.begin(config.resume)
+        require_own(checkpoint, config)
         self.start = checkpoint.step if checkpoint else 0
         card = self._resume_card(checkpoint) if checkpoint else None
         if card:
@@ -116,6 +124,8 @@ class Trainer:
         self.saving = Saving(self.manager, Peers.apart(), background, self._report_saved)
         if card:
             self._restore(card)
+        elif config.init_from is not None:
+            self.log.event(0, "start", start_from(config, self.engine, self.objective, peers))
 
     # ---- the loop -----------------------------------------------------------------------------------------------------------------
 
@@ -289,7 +299,7 @@ class Trainer:
             backbone=dataclasses.asdict(self.config.backbone),
             rows=self.objective.vocabulary.padded_size,
             versions=versions(),
-            extras={MEANT: self.meant, RATES_AHEAD: self._rates([step, (step + last) // 2, last])},
+            extras={MEANT: self.meant, PHASES: to_record(self.samples.mixture.phases), RATES_AHEAD: self._rates([step, (step + last) // 2, last])},
             milestone=self._milestone(step),
         )
         self.saving.start(step, self.engine, state, self.config_text)
@@ -299,10 +309,13 @@ class Trainer:
 
     def _resume_card(self, checkpoint: Checkpoint) -> ResumeCard:
         then = checkpoint.state
+        found = changes(read_config(checkpoint.folder), redacted(dataclasses.asdict(self.config)), then.extras.get(MEANT, {}), self.meant)
+        if not any(change.freedom is Freedom.FIXED for change in found):  # another run, which the card refuses, has other phases
+            self.samples.follow(phases_from(self.config, checkpoint.folder, then))
         return ResumeCard(
             checkpoint=checkpoint.folder,
             then=then,
-            changes=changes(read_config(checkpoint.folder), redacted(dataclasses.asdict(self.config)), then.extras.get(MEANT, {}), self.meant),
+            changes=found,
             layout_now=self._layout(),
             lr_now=self.lr(then.step - 1),
             rates_now=self._rates([int(step) for step in then.extras.get(RATES_AHEAD, {})]),
@@ -325,6 +338,9 @@ class Trainer:
             self.engine.load_objective(card.checkpoint)
         found = all("exp_avg" in self.engine.base_optimizer.state[flat] for flat in self.engine.flat_partitions())
         self.log.event(card.then.step, "resume", dataclasses.replace(card, optimizer_found=found).render())
+        before, now = recorded_phases(card.checkpoint, card.then), list(self.samples.mixture.phases)
+        if changed := switch(before, now, card.then.samples, self.config.batch.length):
+            self.log.event(card.then.step, "data", changed)
 
     def _layout(self) -> Layout:
         return Layout.of(self.config.parallel, self.groups.data.size)

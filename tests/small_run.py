@@ -37,6 +37,7 @@ def small_config(folder: Path, objective: str | ObjectiveConfig = "mdlm", **chan
             train={"words": SourceConfig(path=str(folder / "train" / "corpus"))},
             validation={"words": SourceConfig(path=str(folder / "held_out" / "corpus"))},
             random_length_probability=0.1 if objective.name != "ar" else 0.0,
+            max_epochs=None,
         ),
         batch=BatchConfig(global_sequences=8, micro_sequences=2, length=16),
         duration=DurationConfig(steps=6),

@@ -297,7 +297,7 @@ def _has_trained(log: Path) -> bool:
 def _write_state(partial: Path, state: TrainState, config: str) -> list[str]:
     """Add what only the writer knows; the files that it sees then."""
     write_durably(partial / layout.TRAIN_STATE, redact(state.to_json()))
-    write_durably(partial / CONFIG, config)
+    write_durably(partial / CONFIG, redact(config))
     return files.content(partial)
 
 

@@ -29,6 +29,8 @@ FREEDOM: dict[str, Freedom] = {
     "root": Freedom.FREE,
     "seed": Freedom.COURSE,
     "resume": Freedom.FREE,
+    "init_from": Freedom.FREE,  # it gave the weights of step 0, which no later start reads
+    "init_moments": Freedom.FREE,
     "tokenizer": Freedom.FIXED,  # its content; it may lie elsewhere
     "objective.name": Freedom.FIXED,
     "objective.mask_id": Freedom.FIXED,
@@ -80,10 +82,13 @@ FREEDOM: dict[str, Freedom] = {
     "data.train.*.weight": Freedom.COURSE,
     "data.validation.*.path": Freedom.FREE,
     "data.validation.*.weight": Freedom.FREE,  # every source is read once, whole
+    "data.phases": Freedom.COURSE,  # what is to come; what is past is held to the record (checkpoint.history)
+    "data.max_epochs": Freedom.FREE,
     "data.document_masks": Freedom.COURSE,
     "data.random_length_probability": Freedom.COURSE,
     "data.loader": Freedom.FREE,
     "data.prefetch": Freedom.FREE,
+    "data.workers": Freedom.FREE,
     "batch.global_sequences": Freedom.FIXED,
     "batch.micro_sequences": Freedom.FREE,
     "batch.length": Freedom.FIXED,
@@ -116,6 +121,8 @@ FREEDOM: dict[str, Freedom] = {
     "validation.draws": Freedom.FREE,
     "checkpoint.every": Freedom.FREE,
     "checkpoint.keep": Freedom.FREE,
+    "checkpoint.milestone_tokens": Freedom.FREE,
+    "checkpoint.asynchronous": Freedom.FREE,
     "telemetry.log_every": Freedom.FREE,
     "telemetry.wandb": Freedom.FREE,
     "telemetry.wandb_project": Freedom.FREE,
@@ -214,4 +221,6 @@ def _defaults(kind: type, prefix: str = "") -> dict[str, Any]:
             found |= _defaults(hint, f"{prefix}{item.name}.")
         elif item.default is not MISSING:
             found[f"{prefix}{item.name}"] = item.default
+        elif item.default_factory is list:
+            found[f"{prefix}{item.name}"] = []
     return found

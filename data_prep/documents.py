@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.inputs import find_inputs
-from data_prep.readers import read_records
+from data_prep.readers import Wanted, read_records, whole
 from pretrain.data.indexed import IndexedShard
 from pretrain.data.manifest import FILE_NAME, Manifest
 from pretrain.data.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ class Unit:
     """What one worker reads: a token shard (`tokenizer` is set) or a raw file.
 
     number  place among all units of a report.
-    source  the corpus that it is from, as it was given.
+    source  the corpus that it is from, as it was given, and CORPUS:SOURCE for a prepared one of several sources.
     path    file, or a shard's path without suffix.
     bytes   its size, for progress.
     """
@@ -61,18 +61,20 @@ def find_units(corpora: str | Sequence[str], *, tokenizer: str | None, text_key:
         if (folder / FILE_NAME).is_file():
             manifest = Manifest.load(folder)
             _require_tokenizer(folder, manifest, tokenizer)
-            found = [(str(folder / shard.file), shard.bin_bytes, tokenizer) for shard in manifest.shards]
+            several = len({shard.source for shard in manifest.shards}) > 1
+            names = [f"{text}:{shard.source}" if several else text for shard in manifest.shards]
+            found = [(name, str(folder / s.file), s.bin_bytes, tokenizer) for name, s in zip(names, manifest.shards, strict=True)]
         else:
-            found = [(str(file.path), file.size, None) for file in find_inputs(text, output)]
+            found = [(text, str(file.path), file.size, None) for file in find_inputs(text, output)]
         start = first + len(units)
-        units += [Unit(start + i, text, path, size, kind, text_key) for i, (path, size, kind) in enumerate(found)]
+        units += [Unit(start + i, name, path, size, kind, text_key) for i, (name, path, size, kind) in enumerate(found)]
     return units
 
 
 def documents(unit: Unit) -> Iterator[Document | None]:
     """Every document of a unit; None for a record that cannot be read. UserError for a file that cannot be read to its end."""
     if unit.tokenizer is None:
-        for record in read_records(Path(unit.path), unit.text_key):
+        for record in read_records(whole(Path(unit.path)), Wanted(unit.text_key)):
             yield None if record.text is None else Document(record.line, record.text, len(record.text.split()), record.position)
         return
     shard, tokenizer = IndexedShard(Path(unit.path)), load_tokenizer(unit.tokenizer)

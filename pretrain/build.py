@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from pretrain.backbones.megatron import Stage, build_stage
-from pretrain.data.corpus import open_corpora
+from pretrain.data.corpus import WHOLE, open_corpora
 from pretrain.data.samples import Corrupt, TrainingSamples, ValidationSamples
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.engine.zero import Engine
@@ -77,11 +77,13 @@ def build_engine(config: RunConfig, objective: Objective, groups: Groups, device
     )  # fmt: skip
 
 
-def build_training_samples(config: RunConfig, objective: Objective, tokenizer: Tokenizer, corrupt: Corrupt | None = None) -> TrainingSamples:
+def build_training_samples(
+    config: RunConfig, objective: Objective, tokenizer: Tokenizer, corrupt: Corrupt | None = None, share: tuple[int, int] = WHOLE
+) -> TrainingSamples:
     """The training stream over opened and verified corpora; `corrupt` noises in the objective's place. Raises UserError naming what is wrong."""
     return TrainingSamples(
         config.data,
-        open_corpora(config.data.train, tokenizer),
+        open_corpora(config.data.train, tokenizer, share),
         config.batch,
         corrupt=corrupt or partial(objective.corrupt, evaluation=False),
         lookahead=objective.lookahead,
@@ -91,14 +93,19 @@ def build_training_samples(config: RunConfig, objective: Objective, tokenizer: T
     )
 
 
-def build_samples(config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> tuple[TrainingSamples, ValidationSamples | None]:
-    """Corpora opened and verified: the training stream, and the held-out set where there is one. Raises UserError naming what is wrong."""
-    training = build_training_samples(config, objective, tokenizer)
+def build_samples(
+    config: RunConfig, objective: Objective, tokenizer: Tokenizer, share: tuple[int, int] = WHOLE
+) -> tuple[TrainingSamples, ValidationSamples | None]:
+    """Corpora opened and (this share of their shards) verified: the training stream, and the held-out set where there is one.
+
+    Raises UserError naming what is wrong.
+    """
+    training = build_training_samples(config, objective, tokenizer, share=share)
     if not config.data.validation:
         return training, None
     held_out = ValidationSamples(
         config.data,
-        open_corpora(config.data.validation, tokenizer),
+        open_corpora(config.data.validation, tokenizer, share),
         config.batch,
         corrupt=partial(objective.corrupt, evaluation=True),
         lookahead=objective.lookahead,

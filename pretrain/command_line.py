@@ -5,11 +5,14 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
 from pretrain.errors import UserError
+from pretrain.redaction import redact
 
 USER_ERROR_EXIT = 64
 """EX_USAGE of sysexits.h; pretrain.quiet keeps torchrun silent about ranks that leave with it."""
@@ -29,8 +32,9 @@ def answer(yes: bool) -> int:
 def run_command(main: Callable[[], int], *, when_memory_is_full: str) -> int:
     """The exit code of `main`. A UserError becomes `error: …` on standard error, and so does memory that does not suffice.
 
-    when_memory_is_full  what the user can make smaller. Other exceptions keep their traceback.
+    when_memory_is_full  what the user can make smaller. Other exceptions keep their traceback, but for the secrets in it.
     """
+    sys.excepthook = _traceback
     try:
         with _one_interrupt():
             return main()
@@ -46,9 +50,13 @@ def run_command(main: Callable[[], int], *, when_memory_is_full: str) -> int:
         raise
 
 
+def _traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    print(redact("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr, flush=True)
+
+
 def _refuse(sentence: str, code: int = USER_ERROR_EXIT) -> int:
     if _first_to_report():
-        print(f"error: {sentence}", file=sys.stderr, flush=True)
+        print(f"error: {redact(sentence)}", file=sys.stderr, flush=True)
     return code
 
 

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from pretrain.backbones.flops import steps_for_budget, training_flops_per_token
+from pretrain.data.phases import check_phases
 from pretrain.data.tokenizer import Tokenizer, vocabulary_for
 from pretrain.engine.schedule import warmup_steps
 from pretrain.errors import UserError
@@ -48,6 +49,7 @@ def resolve(config: RunConfig, *, world_size: int, model_size: int) -> Derived:
     data_parallel = world_size // config.parallel.model_ranks
     tokens_per_step = config.batch.global_sequences * config.batch.length
     steps = _steps(config, model_size, tokens_per_step)
+    check_phases(config.data, tokens_per_step=tokens_per_step, steps=steps)
     warmup = _check_schedule(config, steps)
     return Derived(
         world_size=world_size,

@@ -47,10 +47,18 @@ class ValidationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """every: steps between checkpoints (the last step is always saved). keep: complete checkpoints retained (0: all)."""
+    """When a run is saved, and what is kept.
+
+    every             steps between checkpoints (the last step is always saved).
+    keep              complete checkpoints retained (0: all); milestones are kept besides.
+    milestone_tokens  a checkpoint is saved, and never deleted, as soon as another so many input tokens are consumed; None: no milestones.
+    asynchronous      train on while a copy of the state in host memory is written; false: wait for the disk, and need no such memory.
+    """
 
     every: int = 1000
     keep: int = 3
+    milestone_tokens: float | None = None
+    asynchronous: bool = True
 
 
 def input_config(objective: ObjectiveConfig) -> InputConfig:

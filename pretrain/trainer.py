@@ -15,26 +15,32 @@ import yaml
 
 from pretrain.backbones.parameters import count_parameters
 from pretrain.build import build_engine, build_objective, build_samples, compute_dtype
-from pretrain.checkpoint.changes import changes, read_config
-from pretrain.checkpoint.health import require_finite
+from pretrain.checkpoint.changes import Freedom, changes, read_config
+from pretrain.checkpoint.history import PHASES, phases_from, recorded_phases, switch
 from pretrain.checkpoint.layout import Layout, TrainState
 from pretrain.checkpoint.lock import lock_run
 from pretrain.checkpoint.manager import Checkpoint, CheckpointManager
 from pretrain.checkpoint.peers import Peers
 from pretrain.checkpoint.reshape import load_any_layout
 from pretrain.checkpoint.resume import MEANT, RATES_AHEAD, ResumeCard, freeze_run, meant, versions
+from pretrain.checkpoint.saving import Saved, Saving
 from pretrain.convert.initial import require_own, start_from
 from pretrain.data.loader import Loader, build_loader, build_validation_loader
+from pretrain.data.phases import to_record
+from pretrain.data.samples import TrainingSamples, ValidationSamples
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.engine.safe_files import require_safe
 from pretrain.engine.schedule import learning_rate
 from pretrain.engine.statistics import TIME_BINS, StepResult, time_records
 from pretrain.engine.zero import Engine
+from pretrain.engine.zero_files import ALLOWED
 from pretrain.errors import UserError
 from pretrain.evaluation.likelihood import LikelihoodResult, estimate_likelihood
 from pretrain.objectives.base import Objective
 from pretrain.parallel import groups as parallel_groups
 from pretrain.parallel import platform
 from pretrain.parallel.groups import Groups
+from pretrain.redaction import redacted
 from pretrain.rules import Derived, resolve, run_flops_per_token, run_vocabulary
 from pretrain.run_config import RunConfig
 from pretrain.telemetry.log import RunLog
@@ -86,8 +92,11 @@ class Trainer:
         self.meant = meant(config, vocabulary, tokenizer.hash)
         self.derived: Derived = resolve(config, world_size=groups.world_size, model_size=vocabulary.model_size)
         self.objective: Objective = build_objective(config.objective, vocabulary)
-        self.samples, self.held_out = build_samples(config, self.objective, tokenizer)
         self.peers = Peers.world()
+        # Each rank verifies its share of what its machine sees, and all leave where one finds damage.
+        built: list[tuple[TrainingSamples, ValidationSamples | None]] = []
+        self.peers.everyone(lambda: built.append(build_samples(config, self.objective, tokenizer, share=platform.machine_share())))
+        self.samples, self.held_out = built[0]
         self.lock = lock_run(config.directory, self.peers)
         try:
             self._begin()
@@ -105,12 +114,14 @@ class Trainer:
         card = self._resume_card(checkpoint) if checkpoint else None
         if card:
             card.require_legal(config.resume)
-        self.config_text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+        self.config_text = yaml.safe_dump(redacted(dataclasses.asdict(config)), sort_keys=False)
         peers.writer(lambda: freeze_run(config.directory, self.config_text))
         self.engine: Engine = build_engine(config, self.objective, self.groups, self.device)
         opened: list[tuple[RunLog, Throughput]] = []
         peers.everyone(lambda: opened.append(self._open_log(checkpoint)))  # the main rank alone opens files, and all leave if it cannot
         self.log, self.throughput = opened[0]
+        background = Peers.apart() if config.checkpoint.asynchronous else None
+        self.saving = Saving(self.manager, Peers.apart(), background, self._report_saved)
         if card:
             self._restore(card)
         elif config.init_from is not None:
@@ -120,7 +131,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Train to the last step of this start, with records, validation and checkpoints when they are due."""
-        last, window, saved = self.derived.last_step, Window(), False
+        last, window = self.derived.last_step, Window()
         if self.start >= last:
             if last < self.derived.steps:
                 why = f"step {self.start} of {self.derived.steps} is done, and duration.stop_after={last} does not lie ahead of it"
@@ -138,16 +149,14 @@ class Trainer:
                     self._record(step, lr, window)
                     window = Window()
                 with self.throughput.pause():
-                    if saved:  # the step after a save was sound, so what was saved can replace what came before
-                        self.manager.prune()
-                    saved = self._due(step, self.config.checkpoint.every)
+                    self.saving.boundary(step)
                     if self.held_out and self._due(step, self.config.validation.every):
                         self.validate(step)
-                    if saved:
+                    if self._due(step, self.config.checkpoint.every) or self._milestone(step):
                         self.save(step, lr)
                 if step >= last:
                     break
-        self.manager.prune()
+        self.saving.finish()
 
     def _finite(self, step: int, result: StepResult) -> StepResult:
         """Raises UserError for a loss or gradient that is not finite, before anything after it is saved: the same on every rank."""
@@ -166,6 +175,11 @@ class Trainer:
     def _due(self, step: int, every: int) -> bool:
         """Every so many steps (0: never), and at the last step of the schedule or of this start."""
         return step >= self.derived.last_step or (every > 0 and step % every == 0)
+
+    def _milestone(self, step: int) -> bool:
+        """Whether this step consumed the last token of a multiple of checkpoint.milestone_tokens."""
+        every, per_step = self.config.checkpoint.milestone_tokens, self.derived.tokens_per_step
+        return every is not None and step * per_step // int(every) > (step - 1) * per_step // int(every)
 
     def lr(self, step: int) -> float:
         """Learning rate of update number `step` (0-based)."""
@@ -271,8 +285,8 @@ class Trainer:
     # ---- checkpoints --------------------------------------------------------------------------------------------------------------
 
     def save(self, step: int, lr: float) -> None:
-        """Write a checkpoint after `step` updates. Raises UserError, with the earlier ones intact, for weights that are not finite or a full disk."""
-        self.peers.everyone(lambda: require_finite(self.engine, step))
+        """Save the state after `step` updates, in the background if so configured. Raises UserError, with the earlier checkpoints intact, for
+        weights that are not finite, or for a full disk (in the background at a later boundary)."""
         last = self.derived.steps - 1
         state = TrainState(
             step=step,
@@ -285,17 +299,23 @@ class Trainer:
             backbone=dataclasses.asdict(self.config.backbone),
             rows=self.objective.vocabulary.padded_size,
             versions=versions(),
-            extras={MEANT: self.meant, RATES_AHEAD: self._rates([step, (step + last) // 2, last])},
+            extras={MEANT: self.meant, PHASES: to_record(self.samples.mixture.phases), RATES_AHEAD: self._rates([step, (step + last) // 2, last])},
+            milestone=self._milestone(step),
         )
-        folder = self.manager.save(step, self.engine.save, state, self.config_text)
-        self.log.event(step, "checkpoint", f"saved {folder}")
+        self.saving.start(step, self.engine, state, self.config_text)
+
+    def _report_saved(self, saved: Saved) -> None:
+        self.log.event(saved.step, "checkpoint", str(saved), saved.figures)
 
     def _resume_card(self, checkpoint: Checkpoint) -> ResumeCard:
         then = checkpoint.state
+        found = changes(read_config(checkpoint.folder), redacted(dataclasses.asdict(self.config)), then.extras.get(MEANT, {}), self.meant)
+        if not any(change.freedom is Freedom.FIXED for change in found):  # another run, which the card refuses, has other phases
+            self.samples.follow(phases_from(self.config, checkpoint.folder, then))
         return ResumeCard(
             checkpoint=checkpoint.folder,
             then=then,
-            changes=changes(read_config(checkpoint.folder), dataclasses.asdict(self.config), then.extras.get(MEANT, {}), self.meant),
+            changes=found,
             layout_now=self._layout(),
             lr_now=self.lr(then.step - 1),
             rates_now=self._rates([int(step) for step in then.extras.get(RATES_AHEAD, {})]),
@@ -309,6 +329,8 @@ class Trainer:
 
     def _restore(self, card: ResumeCard) -> None:
         """Load weights and moments, in this layout or from another one, and say what is continued."""
+        pickled = sorted(card.checkpoint.rglob("*.pt"))[self.peers.rank :: self.peers.size]
+        self.peers.everyone(lambda: require_safe(pickled, ALLOWED))  # all leave if one is forged
         if card.same_files:
             self.engine.load(card.checkpoint)
         else:  # logical tensors fit every engine
@@ -316,13 +338,17 @@ class Trainer:
             self.engine.load_objective(card.checkpoint)
         found = all("exp_avg" in self.engine.base_optimizer.state[flat] for flat in self.engine.flat_partitions())
         self.log.event(card.then.step, "resume", dataclasses.replace(card, optimizer_found=found).render())
+        before, now = recorded_phases(card.checkpoint, card.then), list(self.samples.mixture.phases)
+        if changed := switch(before, now, card.then.samples, self.config.batch.length):
+            self.log.event(card.then.step, "data", changed)
 
     def _layout(self) -> Layout:
         return Layout.of(self.config.parallel, self.groups.data.size)
 
     def close(self) -> None:
-        """Finish logs, and leave the run directory to the next one."""
+        """Let a save that is in flight end, finish logs, and leave the run directory to the next one."""
         try:
+            self.saving.close(lambda trouble: self.log.event(self.start, "checkpoint", trouble))
             self.log.close()
         finally:
             self.lock.release()

@@ -37,6 +37,7 @@ def small_config(folder: Path, objective: str | ObjectiveConfig = "mdlm", **chan
             train={"words": SourceConfig(path=str(folder / "train" / "corpus"))},
             validation={"words": SourceConfig(path=str(folder / "held_out" / "corpus"))},
             random_length_probability=0.1 if objective.name != "ar" else 0.0,
+            max_epochs=None,
         ),
         batch=BatchConfig(global_sequences=8, micro_sequences=2, length=16),
         duration=DurationConfig(steps=6),
@@ -75,8 +76,10 @@ def train(config: RunConfig, *, kill_at: int | None = None) -> dict[str, Any]:
         return result
 
     trainer.engine.train_step = watched  # type: ignore[method-assign]
-    trainer.fit()
-    trainer.close()
+    try:
+        trainer.fit()
+    finally:
+        trainer.close()
     flats = [flat.detach().clone() for flat in trainer.engine.flat_partitions()]
     states = [trainer.engine.base_optimizer.state[flat] for flat in trainer.engine.flat_partitions()]
     moments = [state[key].clone() for state in states for key in ("exp_avg", "exp_avg_sq")]

@@ -82,10 +82,13 @@ FREEDOM: dict[str, Freedom] = {
     "data.train.*.weight": Freedom.COURSE,
     "data.validation.*.path": Freedom.FREE,
     "data.validation.*.weight": Freedom.FREE,  # every source is read once, whole
+    "data.phases": Freedom.COURSE,  # what is to come; what is past is held to the record (checkpoint.history)
+    "data.max_epochs": Freedom.FREE,
     "data.document_masks": Freedom.COURSE,
     "data.random_length_probability": Freedom.COURSE,
     "data.loader": Freedom.FREE,
     "data.prefetch": Freedom.FREE,
+    "data.workers": Freedom.FREE,
     "batch.global_sequences": Freedom.FIXED,
     "batch.micro_sequences": Freedom.FREE,
     "batch.length": Freedom.FIXED,
@@ -118,6 +121,8 @@ FREEDOM: dict[str, Freedom] = {
     "validation.draws": Freedom.FREE,
     "checkpoint.every": Freedom.FREE,
     "checkpoint.keep": Freedom.FREE,
+    "checkpoint.milestone_tokens": Freedom.FREE,
+    "checkpoint.asynchronous": Freedom.FREE,
     "telemetry.log_every": Freedom.FREE,
     "telemetry.wandb": Freedom.FREE,
     "telemetry.wandb_project": Freedom.FREE,
@@ -216,4 +221,6 @@ def _defaults(kind: type, prefix: str = "") -> dict[str, Any]:
             found |= _defaults(hint, f"{prefix}{item.name}.")
         elif item.default is not MISSING:
             found[f"{prefix}{item.name}"] = item.default
+        elif item.default_factory is list:
+            found[f"{prefix}{item.name}"] = []
     return found

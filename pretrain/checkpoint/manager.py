@@ -23,6 +23,7 @@ from pretrain.checkpoint.layout import CHECKPOINTS, CONFIG, DAMAGED, PARTIAL, Tr
 from pretrain.checkpoint.lock import restarted
 from pretrain.checkpoint.peers import DiskError, Peers
 from pretrain.errors import UserError
+from pretrain.redaction import redact
 
 T = TypeVar("T")
 
@@ -54,7 +55,11 @@ class CheckpointManager:
     def __init__(self, run_dir: Path, keep: int, peers: Peers | None = None, say: Callable[[str], None] = print) -> None:
         self.run_dir, self.folder, self.keep = run_dir, run_dir / CHECKPOINTS, keep
         self._peers = peers or Peers.alone()
-        self._say = say if self._peers.is_writer else lambda _: None
+        self._say = (lambda text: say(redact(text))) if self._peers.is_writer else lambda _: None
+
+    def over(self, peers: Peers) -> "CheckpointManager":
+        """The same checkpoints for ranks that reach each other another way."""
+        return CheckpointManager(self.run_dir, self.keep, peers, self._say)
 
     # ---- starting -----------------------------------------------------------------------------------------------------------------
 
@@ -151,8 +156,12 @@ class CheckpointManager:
             files.sync_file(partial / name)
         return [FileRecord.of(partial, name) for name in share]
 
+    def size_of(self, folder: Path) -> int:
+        """Bytes of a complete checkpoint's files, by its manifest; 0 on all ranks but the writer."""
+        return sum(record.bytes for record in files.read_manifest(folder)[0]) if self._peers.is_writer else 0
+
     def prune(self) -> None:
-        """Delete complete checkpoints beyond `keep`. A failure is reported and stops nothing: the newer checkpoints are safe.
+        """Delete complete checkpoints beyond `keep` that are no milestones. A failure is reported and stops nothing: the newer ones are safe.
 
         Call it once the newest has proved good: it deletes what a run could fall back on.
         """
@@ -161,12 +170,17 @@ class CheckpointManager:
         try:
             complete = [name for name in _steps(self.folder) if not inspect(self.folder / name, contents=False)]
             for name in complete[: -self.keep]:
-                doomed = self.folder / (name + layout.DELETING)
-                os.rename(self.folder / name, doomed)
-                sync_folder(self.folder)
-                shutil.rmtree(doomed)
+                if not _is_milestone(self.folder / name):
+                    self._delete(name)
         except OSError as error:
             self._say(f"an old checkpoint could not be deleted ({error.strerror}: {error.filename}); it will be tried again")
+
+    def _delete(self, name: str) -> None:
+        """A crash in between leaves a name that is never read, and removed at the next start."""
+        doomed = self.folder / (name + layout.DELETING)
+        os.rename(self.folder / name, doomed)
+        sync_folder(self.folder)
+        shutil.rmtree(doomed)
 
     # ---- helpers ------------------------------------------------------------------------------------------------------------------
 
@@ -190,7 +204,7 @@ class CheckpointManager:
 
         def first_look() -> tuple[list[FileRecord], list[Damage]]:
             records, damages = files.read_manifest(folder)
-            return records, damages or files.check_sizes(folder, records)
+            return records, damages or files.check_sizes(folder, records) + files.check_names(folder, records)
 
         records, damages = self._attempt(first_look, "read a checkpoint")
         if damages:
@@ -239,6 +253,14 @@ def _steps(folder: Path) -> list[str]:
     return sorted((entry.name for entry in folder.iterdir() if step_of(entry.name) is not None), key=lambda name: step_of(name) or 0)
 
 
+def _is_milestone(folder: Path) -> bool:
+    """Whether a checkpoint is to be kept for good; one that does not say is kept, too."""
+    try:
+        return TrainState.read(folder).milestone
+    except UserError:
+        return True
+
+
 def _seal(partial: Path, target: Path, step: int, records: list[FileRecord]) -> None:
     """Manifest, marker, rename: each on the disk before the next."""
     for folder in [path for path in partial.rglob("*") if path.is_dir()]:
@@ -246,7 +268,7 @@ def _seal(partial: Path, target: Path, step: int, records: list[FileRecord]) -> 
     text = files.manifest_text(step, records)
     write_durably(partial / layout.MANIFEST, text)
     sync_folder(partial)
-    write_durably(partial / layout.COMPLETE, FileRecord.of(partial, layout.MANIFEST).xxh3_128 + "\n")
+    write_durably(partial / layout.COMPLETE, files.marker_text(partial))
     sync_folder(partial)
     os.rename(partial, target)
     sync_folder(target.parent)
@@ -262,7 +284,7 @@ def _work(run_dir: Path) -> list[str]:
 
 def _write_state(partial: Path, state: TrainState, config: str) -> list[str]:
     """Add what only the writer knows; the files that it sees then."""
-    write_durably(partial / layout.TRAIN_STATE, state.to_json())
+    write_durably(partial / layout.TRAIN_STATE, redact(state.to_json()))
     write_durably(partial / CONFIG, config)
     return files.content(partial)
 

@@ -4,10 +4,13 @@ Documents, each ended by the end-of-document id, follow one another through all 
 No index of samples exists: a window is found by bisecting the shards' first tokens, and its documents by bisecting the .idx.
 """
 
+import itertools
 import threading
+import weakref
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
@@ -20,8 +23,10 @@ from pretrain.data.manifest import FILE_NAME, Manifest, verify
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 
-OPEN_SHARDS = 128
-"""Memory maps kept open per corpus; each takes two file descriptors, and 1024 is a usual limit of a process."""
+OPEN_SHARDS = 200
+"""Shards that a process keeps mapped, over all its corpora; each takes two file descriptors, and 1024 is a usual limit of a process."""
+WHOLE = (0, 1)
+"""The share of a process that verifies every shard by itself."""
 
 
 class SourcePath(Protocol):
@@ -33,6 +38,35 @@ class SourcePath(Protocol):
         ...
 
 
+class _OpenShards:
+    """Maps of the shards that were read last, of whichever corpus. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._shards: OrderedDict[tuple[int, int], IndexedShard] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[int, int], open_it: Callable[[], IndexedShard]) -> IndexedShard:
+        """The shard called `key`, opened if it is not there."""
+        with self._lock:
+            shard = self._shards.pop(key, None)
+        shard = shard or open_it()  # a slow file system must not hold up the other threads
+        with self._lock:
+            self._shards[key] = shard
+            if len(self._shards) > OPEN_SHARDS:
+                self._shards.popitem(last=False)
+        return shard
+
+    def forget(self, corpus: int) -> None:
+        """Close what a corpus had open."""
+        with self._lock:
+            for key in [key for key in self._shards if key[0] == corpus]:
+                del self._shards[key]
+
+
+_OPEN = _OpenShards()
+_NUMBERS = itertools.count()
+
+
 class Corpus:
     """Reads token ranges of a prepared folder. Safe to use from several threads."""
 
@@ -42,18 +76,19 @@ class Corpus:
         self.manifest = Manifest.load(self.folder)
         self.tokens = self.manifest.tokens
         self._starts = [0, *accumulate(shard.tokens for shard in self.manifest.shards)]
-        self._open: OrderedDict[int, IndexedShard] = OrderedDict()
-        self._lock = threading.Lock()
+        self._number = next(_NUMBERS)
+        weakref.finalize(self, _OPEN.forget, self._number)
 
-    def read(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, start: int, count: int, *, documents: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Tokens [start, start + count): int64 ids, and int32 document numbers counted from 0 at the first token.
 
+        documents=False makes them zeros, and spares the search for documents, which touches a page of the .idx per halving.
         UserError names the shard if an id does not belong to the vocabulary. ValueError outside the stream.
         """
         if start < 0 or count <= 0 or start + count > self.tokens:
             raise ValueError(f"tokens [{start}, {start + count}) lie outside [0, {self.tokens})")
         pieces: list[np.ndarray] = []
-        documents: list[np.ndarray] = []
+        numbered: list[np.ndarray] = []
         first_document = 0
         shard_number = bisect_right(self._starts, start) - 1
         while count > 0:
@@ -63,12 +98,14 @@ class Corpus:
             if taken > 0:
                 pieces.append(shard.read(offset, taken))
                 require_ids_below(self.manifest.tokenizer.size, pieces[-1], shard.bin_path)
-                numbers = shard.document_numbers(offset, taken)
-                # a document never spans shards, so each piece starts a new one
-                documents.append(numbers - numbers[0] + first_document)
-                first_document = int(documents[-1][-1]) + 1
+                if documents:
+                    numbers = shard.document_numbers(offset, taken)
+                    # a document never spans shards, so each piece starts a new one
+                    numbered.append(numbers - numbers[0] + first_document)
+                    first_document = int(numbered[-1][-1]) + 1
             start, count, shard_number = start + taken, count - taken, shard_number + 1
-        return np.concatenate(pieces), np.concatenate(documents).astype(np.int32)
+        tokens = np.concatenate(pieces)
+        return tokens, np.concatenate(numbered).astype(np.int32) if documents else np.zeros(tokens.size, np.int32)
 
     def documents_of(self, start: int, count: int) -> list[tuple[str, int, int]]:
         """(shard file, first document, last document) of every shard that tokens [start, start + count) touch, for audits."""
@@ -96,12 +133,7 @@ class Corpus:
         return float(-(share * np.log(share)).sum())
 
     def _shard(self, number: int) -> IndexedShard:
-        with self._lock:
-            shard = self._open.pop(number, None) or self._open_shard(number)
-            self._open[number] = shard
-            if len(self._open) > OPEN_SHARDS:
-                self._open.popitem(last=False)
-            return shard
+        return _OPEN.get((self._number, number), lambda: self._open_shard(number))
 
     def _open_shard(self, number: int) -> IndexedShard:
         record = self.manifest.shards[number]
@@ -112,8 +144,10 @@ class Corpus:
         return shard
 
 
-def open_corpora(sources: Mapping[str, SourcePath], tokenizer: Tokenizer) -> dict[str, Corpus]:
-    """Open and verify (sizes, headers, sampled blocks) every source of a run.
+def open_corpora(sources: Mapping[str, SourcePath], tokenizer: Tokenizer, share: tuple[int, int] = WHOLE) -> dict[str, Corpus]:
+    """Open every source of a run and verify its shards (sizes, headers, sampled blocks).
+
+    share  (i, n): verify every n-th shard from the i-th on; processes that each take another share, and hear of each other's errors, verify all.
 
     UserError if there is none, one is missing, empty, changed, or was made with another tokenizer than the run's.
     """
@@ -122,13 +156,13 @@ def open_corpora(sources: Mapping[str, SourcePath], tokenizer: Tokenizer) -> dic
     corpora = {}
     for name, source in sources.items():
         try:
-            corpora[name] = _open_corpus(name, source.path, tokenizer)
+            corpora[name] = _open_corpus(name, source.path, tokenizer, share)
         except UserError as error:
             raise UserError(f"data source '{name}': {error}") from error
     return corpora
 
 
-def _open_corpus(name: str, path: str, tokenizer: Tokenizer) -> Corpus:
+def _open_corpus(name: str, path: str, tokenizer: Tokenizer, share: tuple[int, int]) -> Corpus:
     corpus = Corpus(path, name=name)
     made_with = corpus.manifest.tokenizer
     if made_with.hash != tokenizer.hash:
@@ -139,5 +173,7 @@ def _open_corpus(name: str, path: str, tokenizer: Tokenizer) -> Corpus:
     for field, said, is_ in (("size", made_with.size, tokenizer.size), ("eos_id", made_with.eos_id, tokenizer.eos_id)):
         if said != is_:
             raise Damaged(f"{corpus.folder / FILE_NAME} says tokenizer.{field}={said}, and that tokenizer has {is_}", corpus.folder)
-    verify(corpus.folder, corpus.manifest)
+    first, step = share
+    if shards := corpus.manifest.shards[first::step]:
+        verify(corpus.folder, replace(corpus.manifest, shards=shards))
     return corpus

@@ -5,7 +5,7 @@ Both answer `sample(n)`; who asks for which numbers is decided by `positions`.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -17,6 +17,7 @@ from pretrain.data.corpus import Corpus
 from pretrain.data.mixture import Address, Mixture
 from pretrain.data.parts import part_of, part_sizes
 from pretrain.data.permutation import Permutation
+from pretrain.data.phases import Phase, planned_phases
 from pretrain.errors import UserError
 from pretrain.parallel.noise import Noise
 
@@ -123,14 +124,17 @@ class TrainingSamples:
                     f"data source '{name}' ({corpora[name].folder}) has {corpora[name].tokens} tokens, fewer than one sample of {self._span}; "
                     "add text to it, or set a smaller batch.length"
                 )
-        self.mixture = Mixture({name: config.train[name].weight for name in corpora}, windows, seed=seed)
+        self._windows = windows
+        self.follow(planned_phases(config, global_sequences=batch.global_sequences, length=batch.length))
+
+    def follow(self, phases: Sequence[Phase]) -> None:
+        """Draw from these phases in place of those that the configuration states: a run that continues keeps the ones it has recorded."""
+        self.mixture = Mixture(phases, self._windows, seed=self._seed)
 
     def sample(self, number: int) -> NumberedSample:
         """Sample `number`, counted from the start of the run: step s, position i is number s * global_sequences + i."""
         noise = self._noise(number)
         tokens, documents = self.text(self.mixture.address(number))
-        if not self._document_masks:
-            documents = np.zeros_like(documents)
         if self._cut_probability > 0:
             random = noise.stream("random_length")
             if random.random() < self._cut_probability:
@@ -144,8 +148,8 @@ class TrainingSamples:
         return Noise(self._seed, number, place, size, part=part, share=size / self._global_sequences, step=step)
 
     def text(self, address: Address) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and document numbers of a window, before noise."""
-        return self._corpora[address.source].read(address.window * self._length, self._span)
+        """Tokens and document numbers of a window, before noise; zeros for the latter where documents are not masked from each other."""
+        return self._corpora[address.source].read(address.window * self._length, self._span, documents=self._document_masks)
 
     def addresses(self, step: int) -> list[Address]:
         """Which windows optimizer step `step` sees, in the order of the global batch."""
@@ -217,9 +221,7 @@ class ValidationSamples:
         source = next(i for i, end in enumerate(self._ends) if window < end)
         corpus = self._corpora[source]
         start = (window - (self._ends[source - 1] if source else 0)) * self._length
-        tokens, documents = corpus.read(start, min(self._span, corpus.tokens - start))
-        if not self._document_masks:
-            documents = np.zeros_like(documents)
+        tokens, documents = corpus.read(start, min(self._span, corpus.tokens - start), documents=self._document_masks)
         missing = self._span - tokens.size
         padding = np.full(missing, corpus.manifest.tokenizer.eos_id, np.int64)
         return np.concatenate([tokens, padding]), np.concatenate([documents, np.full(missing, -1, np.int32)])

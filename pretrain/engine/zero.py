@@ -8,6 +8,7 @@ data-parallel ranks are undone in `scale`.
 
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,6 +26,8 @@ from pretrain.engine.gradients import sum_in_backward, sum_replicated
 from pretrain.engine.loss import evaluation_nats, training_loss
 from pretrain.engine.optimizer import ObjectiveOptimizer, adamw, parameter_groups, update_average
 from pretrain.engine.preparation import Preparation
+from pretrain.engine.safe_files import read_safely
+from pretrain.engine.snapshot import Snapshot, write_file
 from pretrain.engine.statistics import StepResult, StepStatistics, global_count
 from pretrain.engine.zero_files import guard
 from pretrain.objectives.base import Objective
@@ -241,11 +244,26 @@ class Engine:
         self.deepspeed.save_checkpoint(str(folder), tag=ZERO_FOLDER, save_latest=False, exclude_frozen_parameters=False)
         self._files.raise_failure()
         if self.groups.is_main and self.objective_optimizer.parameters:
-            state = {"modules": self.objective.modules().state_dict(), "optimizer": self.objective_optimizer.state_dict()}
-            torch.save(state, folder / OBJECTIVE_FILE)
+            write_file(self._objective_state(), folder / OBJECTIVE_FILE)
+
+    def snapshot(self) -> Snapshot:
+        """Copy to host memory what `save` would write; the snapshot writes the same files later, while training goes on.
+
+        One snapshot at a time: the next one uses its memory. A failure (no memory) raises after every collective.
+        """
+        with self._files.collected() as snapshot:
+            self.deepspeed.save_checkpoint(os.curdir, tag=ZERO_FOLDER, save_latest=False, exclude_frozen_parameters=False)
+        self._files.raise_failure()
+        if self.groups.is_main and self.objective_optimizer.parameters:
+            snapshot.add(Path(OBJECTIVE_FILE), self._objective_state())
+        snapshot.finish()
+        return snapshot
+
+    def _objective_state(self) -> dict[str, Any]:
+        return {"modules": self.objective.modules().state_dict(), "optimizer": self.objective_optimizer.state_dict()}
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote in the same layout."""
+        """Restore what `save` wrote in the same layout. Raises UserError for a file that cannot be read, or not without running what it holds."""
         path, _ = self.deepspeed.load_checkpoint(str(folder), tag=ZERO_FOLDER)
         assert path is not None, f"DeepSpeed found nothing to load in {folder}"
         self.load_objective(folder)
@@ -253,7 +271,7 @@ class Engine:
     def load_objective(self, folder: Path) -> None:
         """Restore the objective's own parameters, which no layout cuts."""
         if self.objective_optimizer.parameters:
-            state = torch.load(folder / OBJECTIVE_FILE, map_location=self.device, weights_only=True)
+            state = read_safely(folder / OBJECTIVE_FILE, map_location=self.device)
             self.objective.modules().load_state_dict(state["modules"])
             self.objective_optimizer.load_state_dict(state["optimizer"])
 

@@ -5,6 +5,7 @@ questions with the CPU; where there is, it does nothing. The changes are confine
 `torch.cuda.current_device` and friends, the `torch` name inside its schedules module, and the random-state helpers of its checkpointing.
 """
 
+import os
 import warnings
 from types import ModuleType
 from typing import Any
@@ -69,3 +70,8 @@ def prepare() -> None:
     random_module: Any = megatron_random
     random_module._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     random_module._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+
+
+def machine_share() -> tuple[int, int]:
+    """(this process's number among those of its machine, how many these are): (0, 1) where no launcher says so."""
+    return int(os.environ.get("LOCAL_RANK", 0)) if "LOCAL_WORLD_SIZE" in os.environ else 0, int(os.environ.get("LOCAL_WORLD_SIZE", 1))

@@ -1,6 +1,5 @@
 """What a run would cost: memory per rank, operations, tokens, epochs and time, before a device is taken; and whether it can start here."""
 
-import math
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from pretrain.data.manifest import Manifest
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 from pretrain.launch_config import PlanConfig
+from pretrain.plan.epochs import Reading, check_repetition, readings
 from pretrain.plan.layouts import MAX_RANKS, Layout, smallest_layout
 from pretrain.plan.machine import GIB, Machine, check_machine, this_machine
 from pretrain.plan.memory import Memory, rank_memory
@@ -37,6 +37,11 @@ class Needs:
         """Whether one rank's memory suffices."""
         return self.memory.total <= self.machine.memory
 
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of an element of the compute type."""
+        return _bytes(self.compute)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -45,7 +50,7 @@ class Plan:
     parameters    of the network, without vocabulary padding.
     step_flops    model operations of one optimizer step, attention included, over all ranks.
     hours         wall time until the run leaves, at `mfu` of `peak` (FLOP/s of one rank); peak_source says where the peak is from.
-    epochs        passes over each training source; nan where it is not prepared yet.
+    readings      how often each training source is read, phase by phase.
     """
 
     needs: Needs
@@ -55,16 +60,19 @@ class Plan:
     peak: float
     peak_source: str
     hours: float
-    epochs: dict[str, float]
+    readings: list[Reading]
 
 
-def work_out_needs(config: RunConfig, assumptions: PlanConfig) -> Needs:
-    """Checks every rule, on the ranks of this command or on those of `assumptions`, and counts memory. Raises UserError."""
+def work_out_needs(config: RunConfig, assumptions: PlanConfig, *, local_ranks: int | None = None) -> Needs:
+    """Checks every rule, on the ranks of this command or on those of `assumptions`, and counts memory. Raises UserError.
+
+    local_ranks  ranks that share one machine; None: those of this command, or all that are planned for.
+    """
     _check_assumptions(assumptions)
     world_size = assumptions.ranks or int(os.environ.get("WORLD_SIZE", 1))
     validate(config, world_size=world_size)
     derived = resolve(config, world_size=world_size, model_size=model_size(config, assumptions.vocabulary))
-    machine = _machine(assumptions, world_size)
+    machine = _machine(assumptions, local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
     compute: Compute = "fp8" if config.precision.fp8 else _compute(config, machine)
     memory, stage = rank_memory(config, derived, compute_bytes=_bytes(compute), cuda=machine.device != "CPU")
     return Needs(config=config, derived=derived, machine=machine, compute=compute, memory=memory, stage=stage)
@@ -84,7 +92,7 @@ def make_plan(config: RunConfig, assumptions: PlanConfig) -> Plan:
         peak=peak,
         peak_source=source,
         hours=step_flops * derived.last_step / (derived.world_size * peak * assumptions.mfu) / 3600,
-        epochs=_epochs(config, derived),
+        readings=readings(config, derived),
     )
 
 
@@ -93,6 +101,7 @@ def check_ready(config: RunConfig, assumptions: PlanConfig) -> Needs:
     needs = check_device(config, assumptions)
     check_data(config)
     check_batch(needs)
+    check_repetition(config, readings(config, needs.derived))
     check_directory(config)
     return needs
 
@@ -125,7 +134,7 @@ def check_fits(needs: Needs) -> None:
 def fitting_layout(needs: Needs) -> Layout | None:
     """The smallest layout, on at least as many ranks as planned, whose ranks fit into this machine's memory."""
     return smallest_layout(
-        needs.config, needs.derived, memory=needs.machine.memory, compute_bytes=_bytes(needs.compute), cuda=needs.machine.device != "CPU"
+        needs.config, needs.derived, memory=needs.machine.memory, compute_bytes=needs.compute_bytes, cuda=needs.machine.device != "CPU"
     )
 
 
@@ -194,10 +203,9 @@ def _check_assumptions(assumptions: PlanConfig) -> None:
             raise UserError(f"plan.{item.name}={value} must lie in {f'[{low}' if low else '(0'}, {high}]")
 
 
-def _machine(assumptions: PlanConfig, world_size: int) -> Machine:
+def _machine(assumptions: PlanConfig, local_ranks: int) -> Machine:
     """This machine, or one with the assumed memory."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    machine = this_machine(local)
+    machine = this_machine(local_ranks)
     if assumptions.memory_gib is None:
         return machine
     if machine.cuda_devices:
@@ -224,16 +232,3 @@ def _peak(config: RunConfig, machine: Machine, compute: Compute) -> tuple[float,
     device = torch.device("cuda" if machine.cuda_devices else "cpu")
     peak = device_peak(device, compute, config.telemetry.peak_tflops)
     return peak.flops, peak.source
-
-
-def _epochs(config: RunConfig, derived: Derived) -> dict[str, float]:
-    weights = sum(source.weight for source in config.data.train.values())
-    epochs = {}
-    for name, source in config.data.train.items():
-        try:
-            tokens = Manifest.load(Path(source.path)).tokens
-        except UserError:
-            tokens = 0
-        share = derived.tokens_per_step * derived.last_step * source.weight / weights
-        epochs[name] = share / tokens if tokens else math.nan
-    return epochs

@@ -2,12 +2,17 @@
 
 from collections import Counter
 
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrain.data.mixture import BLOCK, PERIOD, Mixture, largest_remainder
-from pretrain.errors import UserError
+from pretrain.data.mixture import BLOCK, PERIOD, Mixture, balanced, largest_remainder
+from pretrain.data.phases import Phase
+
+
+def mixed(mix: dict[str, float], windows: dict[str, int], *, seed: int) -> Mixture:
+    """One phase without end."""
+    return Mixture([Phase(start=0, end=None, mix=mix, laid_out=None)], windows, seed=seed)
+
 
 weights = st.lists(st.floats(1e-12, 1e6), min_size=1, max_size=9)
 
@@ -24,20 +29,18 @@ def test_largest_remainder_is_exact_and_within_one(weights: list[float], total: 
     assert largest_remainder([0.5, 0.3, 0.2], 7) == [4, 2, 1]
 
 
-@settings(deadline=None)
 @given(weights=weights, samples=st.integers(0, 10**12))
 def test_counts_are_exact_monotone_and_follow_the_weights(weights: list[float], samples: int) -> None:
-    names = [str(i) for i in range(len(weights))]
-    mixture = Mixture(dict(zip(names, weights, strict=True)), dict.fromkeys(names, 10), seed=1)
-    before, after = mixture.counts(samples), mixture.counts(samples + 1)
-    assert sum(before.values()) == samples
-    assert sorted(after[name] - before[name] for name in names) == [0] * (len(names) - 1) + [1]
-    for name, weight in zip(names, weights, strict=True):
-        assert abs(before[name] - samples * weight / sum(weights)) <= len(names) + 2 * len(names) * samples / PERIOD + 1e-9 * samples
+    counts = largest_remainder(weights, PERIOD)
+    before, after = balanced(counts, samples), balanced(counts, samples + 1)
+    assert sum(before) == samples
+    assert sorted(high - low for low, high in zip(before, after, strict=True)) == [0] * (len(weights) - 1) + [1]
+    for count, weight in zip(before, weights, strict=True):
+        assert abs(count - samples * weight / sum(weights)) <= len(weights) + 2 * len(weights) * samples / PERIOD + 1e-9 * samples
 
 
 def test_addresses_agree_with_counts_and_visit_each_window_once_per_epoch() -> None:
-    mixture = Mixture({"a": 0.7, "b": 0.3, "tiny": 1e-9, "off": 0.0}, {"a": 50, "b": 7, "tiny": 3, "off": 1}, seed=5)
+    mixture = mixed({"a": 0.7, "b": 0.3, "tiny": 1e-9}, {"a": 50, "b": 7, "tiny": 3}, seed=5)
     addresses = [mixture.address(n) for n in range(4 * BLOCK)]
     found = Counter(address.source for address in addresses)
     assert {name: found[name] for name in ("a", "b", "tiny")} == mixture.counts(4 * BLOCK)
@@ -49,22 +52,21 @@ def test_addresses_agree_with_counts_and_visit_each_window_once_per_epoch() -> N
 
 
 def test_no_place_in_the_batch_favours_a_source() -> None:
-    mixture = Mixture({"a": 1, "b": 1}, {"a": 100, "b": 100}, seed=2)
+    mixture = mixed({"a": 1, "b": 1}, {"a": 100, "b": 100}, seed=2)
     first_places = [mixture.address(8 * step).source for step in range(512)]
     assert 190 < first_places.count("a") < 322  # 256, 6 standard deviations
 
 
 def test_another_seed_another_order() -> None:
-    orders = [[Mixture({"a": 1}, {"a": 1000}, seed=seed).address(n).window for n in range(20)] for seed in (1, 2)]
+    orders = [[mixed({"a": 1}, {"a": 1000}, seed=seed).address(n).window for n in range(20)] for seed in (1, 2)]
     assert orders[0] != orders[1]
 
 
-@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
-def test_impossible_weights(weight: float) -> None:
-    with pytest.raises(UserError, match="'b' has weight"):
-        Mixture({"a": 1, "b": weight}, {"a": 1, "b": 1}, seed=1)
+GOLDEN = [("b", 3, 23), ("a", 15, 13), ("a", 45, 12), ("a", 26, 7), ("a", 4, 27), ("a", 44, 58)]
 
 
-def test_nothing_to_mix() -> None:
-    with pytest.raises(UserError, match="no data source has a weight above 0"):
-        Mixture({"a": 0}, {"a": 1}, seed=1)
+def test_the_order_of_samples_stays_what_it_was() -> None:
+    """Runs are continued with later versions: this order was made before there were phases."""
+    mixture = mixed({"a": 0.7, "b": 0.3}, {"a": 50, "b": 7}, seed=5)
+    found = [mixture.address(n) for n in (0, 1, 2, 1023, 1024, 5000)]
+    assert [(address.source, address.window, address.epoch) for address in found] == GOLDEN

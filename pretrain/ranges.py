@@ -38,6 +38,7 @@ _IN_FP32 = ("backbone.", "objective.", "optimizer.", "schedule.")
 RANGES: dict[str, Range] = {
     "name": _FOLDER_NAME,
     "root": _TEXT,
+    "init_from": _TEXT,
     "seed": (lambda n: 0 <= n < 2**63, "lie in [0, 2^63); use for example 1"),
     "tokenizer": (lambda s: s.endswith((".model", ".json")), "name a sentencepiece .model or a Hugging Face tokenizer.json"),
     "backbone.hidden": _up_to(2**20),

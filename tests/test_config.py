@@ -312,7 +312,7 @@ def test_own_presets_from_another_folder(tmp_path: Path) -> None:
 
 def test_every_number_and_text_has_a_range() -> None:
     closed = {
-        "resume", "objective.name", "objective.low_variance", "objective.evaluation", "objective.duo", "objective.duo.curriculum",
+        "resume", "init_moments", "objective.name", "objective.low_variance", "objective.evaluation", "objective.duo", "objective.duo.curriculum",
         "objective.esolm", "objective.esolm.evaluate", "objective.replaid", "objective.replaid.output_prior", "objective.mdm_prime",
         "objective.mdm_prime.join", "objective.mdm_prime.carry_over", "objective.mdm_prime.loss",
         "backbone.kind", "backbone.qk_norm", "backbone.recompute",

@@ -83,7 +83,7 @@ def _replaid(run: AuditedRun, sample: Corrupted, part: slice) -> Described:
     inputs, targets = (
         {key: torch.as_tensor(np.asarray(value))[None] for key, value in arrays.items()} for arrays in (sample.inputs, sample.targets)
     )
-    _, times = objective.prepare(inputs, targets, evaluation=False)
+    times = {key: value.detach() for key, value in objective.prepare(inputs, targets, evaluation=False)[1].items()}
     reconstruct, conditioned = bool(times["reconstruct"]), bool(times["self_conditioned"])
     normals_LE = sample.inputs["normals"]
     notes = [

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pretrain.build import build_objective, build_training_samples
 from pretrain.checkpoint.changes import read_config
-from pretrain.checkpoint.history import phases_from, recorded_phases
-from pretrain.checkpoint.layout import CHECKPOINTS, COMPLETE, TrainState, step_of
+from pretrain.checkpoint.history import complete_states, phases_from, recorded_phases
+from pretrain.checkpoint.layout import TrainState, step_of
 from pretrain.compose import typed
 from pretrain.data.phases import Phase
 from pretrain.data.samples import TrainingSamples
@@ -43,7 +43,7 @@ class AuditedRun:
         self.folder = path.parent.parent if step_of(path.name) is not None else path
         if not path.is_dir():
             raise UserError(f"there is no run at {path}; name a run directory such as runs/NAME")
-        saved = _complete(self.folder / CHECKPOINTS)
+        saved = [_Saved(*found) for found in complete_states(self.folder)]
         self.step, self.index = step, step - 1
         self.earlier = [checkpoint for checkpoint in saved if checkpoint.state.step <= self.index]
         later = [checkpoint for checkpoint in saved if checkpoint.state.step >= step]
@@ -88,11 +88,3 @@ class AuditedRun:
                 f"the text of {self.folder} is not what it was: the batch after step {checkpoint.state.step:,} differs from the one that "
                 f"{checkpoint.folder} remembers; put back the corpora that it was trained on ({sources})"
             )
-
-
-def _complete(folder: Path) -> list[_Saved]:
-    """Complete checkpoints, by step."""
-    if not folder.is_dir():
-        return []
-    paths = [path for path in folder.iterdir() if step_of(path.name) is not None and (path / COMPLETE).exists()]
-    return sorted((_Saved(path, TrainState.read(path)) for path in paths), key=lambda saved: saved.state.step)

@@ -3,6 +3,7 @@
 Which windows a run reads next depends on how far it has come in each source, and so on every schedule that it has followed. No torch here.
 """
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,19 +33,22 @@ def phases_from(config: RunConfig, checkpoint: Path | None, state: TrainState | 
 
 def phases_of_run(config: RunConfig) -> list[Phase]:
     """The same for the newest complete checkpoint in the run's directory, if it is of this run and will be continued."""
-    folder = newest_complete(config.directory)
-    if folder is None or config.resume == "fresh":
+    found = [] if config.resume == "fresh" else complete_states(config.directory)
+    if not found:
         return phases_from(config, None, None)
-    state = TrainState.read(folder)
+    folder, state = found[-1]
     own = (state.step * config.batch.global_sequences, state.samples * config.batch.length) == (state.samples, state.tokens)
     return phases_from(config, folder, state) if own else phases_from(config, None, None)
 
 
-def newest_complete(run_dir: Path) -> Path | None:
-    """The folder of the newest checkpoint that was written to its end."""
-    folder = run_dir / CHECKPOINTS
-    found = [path for path in folder.iterdir() if step_of(path.name) is not None and (path / COMPLETE).exists()] if folder.is_dir() else []
-    return max(found, key=lambda path: step_of(path.name) or 0, default=None)
+def complete_states(run_dir: Path) -> list[tuple[Path, TrainState]]:
+    """Folder and state of every checkpoint that was written to its end, by step; those whose state is damaged are left out."""
+    folder, found = run_dir / CHECKPOINTS, []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if step_of(path.name) is not None and (path / COMPLETE).exists():
+            with contextlib.suppress(UserError):
+                found.append((path, TrainState.read(path)))
+    return sorted(found, key=lambda pair: pair[1].step)
 
 
 def switch(before: list[Phase], now: list[Phase], at: int, length: int) -> str | None:

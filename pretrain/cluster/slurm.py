@@ -13,6 +13,8 @@ ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "
 """States of a job that will not run again; every other one may."""
 GONE = "GONE"
 """State of a job that Slurm has forgotten."""
+SILENCE_SECONDS = 120.0
+"""A controller that is restarted or busy answers again."""
 SAY = partial(print, flush=True)
 
 
@@ -51,9 +53,15 @@ def cancel(job: int) -> None:
 def wait(job: int, until: Callable[[str], bool], *, deadline: float, poll: float, known: str = "", say: Callable[[str], None] = SAY) -> str:
     """The state of a job for which `until` holds. Every state but the `known` one is told. Raises UserError when time.monotonic() passes the
     deadline."""
-    before, since = known, time.monotonic()
+    before, since, heard = known, time.monotonic(), time.monotonic()
     while True:
-        now = state(job)
+        try:
+            now, heard = state(job), time.monotonic()
+        except UserError:
+            if time.monotonic() - heard > SILENCE_SECONDS:
+                raise
+            time.sleep(poll)
+            continue
         if now != before:
             say(f"job {job}: {now.lower()}" + (f" ({reason(job)})" if now == "PENDING" else ""))
             before, since = now, time.monotonic()

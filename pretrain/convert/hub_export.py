@@ -34,7 +34,9 @@ from pretrain.convert.shards import Planned, plan_shards, write_shards
 from pretrain.convert.stock import require_stock, stock_config, stock_name
 from pretrain.convert.tokenizer_files import write_tokenizer
 from pretrain.errors import UserError
+from pretrain.hf_model.sampling_settings import choose_sampler
 from pretrain.objectives.base import Objective
+from pretrain.objectives.config import ObjectiveConfig
 from pretrain.objectives.replaid import RePlaid
 from pretrain.outputs import require_writable
 
@@ -179,13 +181,15 @@ def _config(export: Export) -> dict[str, Any]:
         "bos_token_id": vocabulary.eos_id,
         "pad_token_id": vocabulary.eos_id,
         "tie_word_embeddings": False,
-        "sampling": sampling_defaults(run.objective.name),
+        "sampling": sampling_defaults(run.objective),
         "provenance": provenance_of(export.trained, export.key),
         **types,
     }
 
 
-def sampling_defaults(objective: str) -> dict[str, Any]:
-    """How `LanguageModel.sample` draws where nothing is said: the sampler of the model's own law, one step per token."""
-    sampler = {"ar": "ar", "replaid": "ddpm"}.get(objective, "ancestral")
-    return {"sampler": sampler, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+def sampling_defaults(objective: ObjectiveConfig) -> dict[str, Any]:
+    """How `LanguageModel.sample` draws where nothing is said: the sampler of the model's own law, one step per token; digits together where
+    training masked them so."""
+    joint_above = objective.mdm_prime.joint_mask_above if objective.name == "mdm_prime" else None
+    joint = {} if joint_above is None else {"joint_above": joint_above}
+    return {"sampler": choose_sampler(objective.name, "auto"), "temperature": 1.0, "top_k": 0, "top_p": 1.0} | joint

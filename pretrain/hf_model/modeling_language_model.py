@@ -279,7 +279,7 @@ class LanguageModel(PreTrainedModel):
         """Fill in what a canvas leaves open; without one, `count` sequences of `length` tokens that begin with `prompt`.
 
         canvas    [B, L] ids with the mask id (mdm_prime and ar: -1) at the positions to fill.
-        settings  sampler, steps, temperature, top_k, top_p and the sampler's own (sampling_model.SAMPLERS); the rest is config.sampling's.
+        settings  sampler, steps, temperature, top_k, top_p and the sampler's own (sampling_settings.SAMPLERS); the rest is config.sampling's.
         """
         if canvas is None:
             canvas = starting_canvas(self, count=count, length=length or self.config.max_position_embeddings, prompt=prompt)

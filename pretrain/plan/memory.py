@@ -90,13 +90,14 @@ def stage_memory(config: RunConfig, derived: Derived, stage: int, *, compute_byt
 def snapshot_bytes(config: RunConfig, derived: Derived, stage: int, *, compute_bytes: int) -> float:
     """Host memory in which a rank keeps what a checkpoint holds of it while that is written; 0 for saves at once.
 
-    Weights in the compute type (of one data-parallel rank alone below ZeRO 3), its share of the optimizer, and the objective's own parameters.
+    Weights in the compute type (of one data-parallel rank alone; under ZeRO 3 the masters stand for them), its share of the optimizer, and the
+    objective's own parameters.
     """
     if not config.checkpoint.asynchronous:
         return 0.0
     count, _ = _stage_parameters(config, derived, stage)
     share = count / derived.data_parallel
-    weights = (share if config.parallel.zero_stage == 3 else count) * compute_bytes
+    weights = 0 if config.parallel.zero_stage == 3 else count * compute_bytes
     averages = 1 if config.optimizer.ema else 0
     return float(weights + FP32 * (1 + MOMENTS + averages) * share + FP32 * (1 + MOMENTS) * objective_elements(config, derived))
 

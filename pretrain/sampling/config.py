@@ -47,7 +47,7 @@ def _quoted(word: str) -> str:
 class SamplingConfig:
     """How to sample from a trained model.
 
-    checkpoint   a run directory (runs/NAME): its newest complete checkpoint; or one checkpoint's folder.
+    checkpoint   a run directory (runs/NAME): its newest complete checkpoint; one checkpoint's folder; or an exported Hugging Face folder.
     step         which checkpoint of the run directory; None: the newest complete one.
     sampler      a sampler of the model's objective (hf_model/sampling_settings.py, or --help); auto: the first of them.
     count        sequences per prompt.

@@ -5,10 +5,12 @@
 
 One process, random text, a Llama-style MDLM (--hidden, --layers). Training computes on --threads threads (1): as beside a GPU, a core is left for
 the thread that writes; with as many threads as cores the two compete. In each round: steps without a save, a save in the background with as
-many steps as it takes, a save at once. Ratios are of medians over all rounds, with their means beside them.
+many steps as it takes, a save at once. Ratios are of medians over all rounds, with their means beside them. Where other programs compete for the
+cores, wall times say little: the load average is printed, and the processor time of the training thread, which they do not change much.
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -64,10 +66,10 @@ class ThrottledFile:
 
 @dataclass
 class Times:
-    """Seconds."""
+    """Pairs: seconds of a step, and of the training thread's processor in it."""
 
-    plain: list[float] = field(default_factory=list)
-    during: list[float] = field(default_factory=list)
+    plain: list[tuple[float, float]] = field(default_factory=list)
+    during: list[tuple[float, float]] = field(default_factory=list)
     steps_of_a_save: list[int] = field(default_factory=list)
     background: list[Saved] = field(default_factory=list)
     at_once: list[Saved] = field(default_factory=list)
@@ -92,12 +94,12 @@ def measure(options: argparse.Namespace, folder: Path) -> Times:
     loader = Loader(text, config.data, config.batch, dp_rank=0, dp_size=1, steps=iter(range(1 << 30)), device=engine.device)
     layout, done = Layout.of(config.parallel, 1), 0
 
-    def step() -> float:
+    def step() -> tuple[float, float]:
         nonlocal done
-        begun = time.perf_counter()
+        begun, computed = time.perf_counter(), time.thread_time()
         engine.train_step(next(loader), 1e-4)
         done += 1
-        return time.perf_counter() - begun
+        return time.perf_counter() - begun, time.thread_time() - computed
 
     def saving(run: str, asynchronous: bool, report: Callable[[Saved], None]) -> Saving:
         return Saving(CheckpointManager(folder / run, 1), Peers.alone(), Peers.alone() if asynchronous else None, report)
@@ -110,7 +112,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Times:
                 step=done, tokens=done, samples=done, lr=0, next_batch="", seed=1, layout=layout, backbone={}, rows=vocabulary.padded_size
             )
             background.start(done, engine, state, "")
-            during: list[float] = []
+            during: list[tuple[float, float]] = []
             while len(times.background) == number:
                 during.append(step())
                 background.boundary(done)
@@ -124,19 +126,21 @@ def measure(options: argparse.Namespace, folder: Path) -> Times:
 
 
 def show(times: Times, options: argparse.Namespace) -> None:
-    plain, during = statistics.median(times.plain), statistics.median(times.during)
-    means = statistics.mean(times.during) / statistics.mean(times.plain)
+    plain, plain_processor = (statistics.median(column) for column in zip(*times.plain, strict=True))
+    during, during_processor = (statistics.median(column) for column in zip(*times.during, strict=True))
+    means = statistics.mean(wall for wall, _ in times.during) / statistics.mean(wall for wall, _ in times.plain)
     disk = f"throttled to {options.disk_mb_per_second:g} MB/s" if options.disk_mb_per_second else "of this machine, not throttled"
     print(f"checkpoint {size(times.background[-1].bytes)}, disk {disk}, training on {options.threads} thread(s), {options.rounds} rounds")
     print(f"step without a save     {1000 * plain:8.1f} ms (median of {len(times.plain)})")
     print(f"step during a save      {1000 * during:8.1f} ms (median of {len(times.during)}; {min(times.steps_of_a_save)} or more per save)")
     print(f"ratio of steps          {during / plain:8.3f} of medians, {means:.3f} of means; target 1.10")
+    print(f"processor time of steps {during_processor / plain_processor:8.3f} of medians (training thread); load average {os.getloadavg()[0]:.1f}")
     blocked = statistics.median(saved.blocked_seconds for saved in times.background)
     total = statistics.median(saved.seconds for saved in times.background)
     waited = statistics.median(saved.blocked_seconds for saved in times.at_once)
     print(f"save in the background  {1000 * blocked:8.0f} ms blocked, {total:.2f} s in all: training stands still for {blocked / total:.1%} of it")
     print(f"save at once            {1000 * waited:8.0f} ms blocked: {waited / blocked:.1f} times as long")
-    cost = blocked + sum(times.during) / len(times.background) - plain * len(times.during) / len(times.background)
+    cost = blocked + sum(wall for wall, _ in times.during) / len(times.background) - plain * len(times.during) / len(times.background)
     print(f"a save costs training   {1000 * cost:8.0f} ms in the background (the wait, and what its steps took longer); {1000 * waited:.0f} at once")
 
 

@@ -43,6 +43,11 @@ def test_text_to_tokenizer_to_corpus(tmp_path: Path) -> None:
         (["tokenize", "input=${oc.env:NOWHERE}", "tokenizer=a", "output=x"], "NOWHERE"),
         (["tokenize", "input=''", "tokenizer=a", "output=x"], "input='' holds an empty path"),
         (["audit", "corpus=nowhere"], "no prepared corpus in nowhere"),
+        (["audit", "step=3"], "audit_step needs run=…"),
+        (["audit", "step=3", "run=nowhere"], "there is no run at nowhere"),
+        (["audit", "step=3", "run=nowhere", "corpus=x"], "unknown key corpus"),
+        (["show", "step=0", "run=nowhere"], "step=0 must be at least 1"),
+        (["show", "step=one", "run=nowhere"], "step=one must be a valid integer"),
         (["--cfg", "foo"], "invalid choice: 'foo'"),
     ],
 )

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from pretrain.convert.config import HubConfig
+from pretrain.convert.hub_export import open_export, write_folder
 from pretrain.convert.sampled import open_sampled
 from pretrain.errors import UserError
 from pretrain.hf_model.sampling_network import BLANK, Snapshot
@@ -130,6 +132,31 @@ def test_gaps_are_filled(runs: dict[str, SampledModel], tmp_path: Path, objectiv
 def test_in_bf16(runs: dict[str, SampledModel], tmp_path: Path, objective: str) -> None:
     [record] = sample(runs[objective], tmp_path, count=1, dtype="bf16")
     assert len(record["ids"]) == 16 and all(0 <= token < runs[objective].vocabulary.tokenizer_size for token in record["ids"])
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_exported_folder_gives_the_samples_of_its_checkpoint(runs: dict[str, SampledModel], tmp_path: Path, objective: str) -> None:
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    write_folder(open_export(HubConfig(checkpoint=str(runs[objective].home), output=str(tmp_path / "out"))), folder)
+    fields: dict[str, Any] = {"count": 2, "prompt": "and the ", "top_p": 0.9}
+    exported = open_sampled(folder)
+    assert exported.trained_length == 16 and exported.vocabulary.eos_id == runs[objective].vocabulary.eos_id
+    found = sample(exported, tmp_path, **fields)
+    wanted = sample(runs[objective], tmp_path, **fields)
+    assert [record["ids"] for record in found] == [record["ids"] for record in wanted]
+    assert found[0]["settings"]["exported"] == str(folder) and found[0]["settings"]["step"] == 6
+    with pytest.raises(UserError, match="is an exported model, which has no steps; leave step=6 out"):
+        open_sampled(folder, 6)
+
+
+def test_folders_of_other_programs_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UserError, match="holds a model of type llama, which this command does not sample: use generate"):
+        open_sampled(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(UserError, match="config.json holds no object"):
+        open_sampled(tmp_path)
 
 
 def test_constants_are_those_of_training(runs: dict[str, SampledModel]) -> None:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
+import pytest
 import yaml
 
 from pretrain.compose import command_from_tree
@@ -31,6 +32,19 @@ def words(steps: int, *more: str) -> list[str]:
     """The command line of a run of so many steps on the text that `small_config` makes."""
     data = ("data=custom", "tokenizer=small.model", "data.train={words: {path: train/corpus}}", "data.validation={}")
     return ["+model=mdlm_tiny", "name=small", *data, *SMALL, *CLUSTER, f"duration.steps={steps}", "validation.every=0", *more]
+
+
+class Cluster(Protocol):
+    """What FakeSlurm and RealSlurm have."""
+
+    environment: dict[str, str]
+
+
+def use(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands that this process starts find a cluster."""
+    for name in ("PATH", "SLURM_CONF", "FAKE_SLURM"):
+        if name in cluster.environment:
+            monkeypatch.setenv(name, cluster.environment[name])
 
 
 def submit(folder: Path, environment: dict[str, str], *arguments: str, timeout: float = 200) -> "subprocess.CompletedProcess[str]":

@@ -8,7 +8,7 @@ import pytest
 
 from pretrain.cluster import slurm
 from tests.slurm.fake_slurm import FakeSlurm
-from tests.slurm.jobs import CLUSTER, at_step, job_log, logged_losses, processes_of, submit, uninterrupted_losses, wait_until, words
+from tests.slurm.jobs import CLUSTER, at_step, job_log, logged_losses, processes_of, submit, uninterrupted_losses, use, wait_until, words
 
 DRILL = ("drill.steps=40", "drill.signal_at=10", "drill.minutes=3", "batch.global_sequences=16", "batch.micro_sequences=4", "backbone.hidden=32")
 
@@ -16,7 +16,7 @@ DRILL = ("drill.steps=40", "drill.signal_at=10", "drill.minutes=3", "batch.globa
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]:
     cluster = FakeSlurm(tmp_path / "fake_slurm")
-    monkeypatch.setattr("os.environ", cluster.environment)
+    use(cluster, monkeypatch)
     yield cluster
     cluster.stop()
 

@@ -10,7 +10,7 @@ import pytest
 
 from pretrain.cluster import slurm
 from pretrain.cluster.checks import time_limit
-from tests.slurm.jobs import at_step, events, job_log, logged_losses, processes_of, submit, uninterrupted_losses, wait_until, words
+from tests.slurm.jobs import at_step, events, job_log, logged_losses, processes_of, submit, uninterrupted_losses, use, wait_until, words
 from tests.slurm.real_slurm import RealSlurm, available
 
 
@@ -29,7 +29,7 @@ def signalled_by_the_time_limit(cluster: RealSlurm, run: Path) -> None:
 
 def failed_node_time_limit_and_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, run = RealSlurm(tmp_path / "slurm"), tmp_path / "runs/small"
-    monkeypatch.setattr("os.environ", cluster.environment)
+    use(cluster, monkeypatch)
     try:
         settings = ("cluster.time=30:00", "cluster.signal_lead=110", "checkpoint.every=20", "checkpoint.keep=2")
         assert submit(tmp_path, cluster.environment, *words(120, *settings)).returncode == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.inputs import find_inputs
-from data_prep.readers import read_records
+from data_prep.readers import Wanted, read_records, whole
 from pretrain.data.indexed import IndexedShard
 from pretrain.data.manifest import FILE_NAME, Manifest
 from pretrain.data.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ def find_units(corpora: str | Sequence[str], *, tokenizer: str | None, text_key:
 def documents(unit: Unit) -> Iterator[Document | None]:
     """Every document of a unit; None for a record that cannot be read. UserError for a file that cannot be read to its end."""
     if unit.tokenizer is None:
-        for record in read_records(Path(unit.path), unit.text_key):
+        for record in read_records(whole(Path(unit.path)), Wanted(unit.text_key)):
             yield None if record.text is None else Document(record.line, record.text, len(record.text.split()), record.position)
         return
     shard, tokenizer = IndexedShard(Path(unit.path)), load_tokenizer(unit.tokenizer)

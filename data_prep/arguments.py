@@ -20,7 +20,9 @@ def prepared(arguments: list[str], tasks: Collection[str]) -> list[str]:
         raise UserError(f"{' and '.join(chosen)} are two tasks; give one")
     for name in chosen:
         if name not in tasks:
-            raise UserError(f"there is no task {name}{nearest(name, list(tasks))}")
+            near = nearest(name, list(tasks))
+            known = near if "did you mean" in near else f"; known: {', '.join(sorted(tasks))}"
+            raise UserError(f"there is no task {name}{known}")
     if chosen == ["audit"] and any(word.startswith(("step=", "run=")) for word in words):
         chosen = ["audit_step"]  # of what a run read, not of a folder
     words = [f"prepare_data={chosen[0]}" if word.lstrip("+").startswith("task=") else word for word in words]

@@ -23,7 +23,7 @@ class Unit:
     """What one worker reads: a token shard (`tokenizer` is set) or a raw file.
 
     number  place among all units of a report.
-    source  the corpus that it is from, as it was given.
+    source  the corpus that it is from, as it was given, and CORPUS:SOURCE for a prepared one of several sources.
     path    file, or a shard's path without suffix.
     bytes   its size, for progress.
     """
@@ -61,11 +61,13 @@ def find_units(corpora: str | Sequence[str], *, tokenizer: str | None, text_key:
         if (folder / FILE_NAME).is_file():
             manifest = Manifest.load(folder)
             _require_tokenizer(folder, manifest, tokenizer)
-            found = [(str(folder / shard.file), shard.bin_bytes, tokenizer) for shard in manifest.shards]
+            several = len({shard.source for shard in manifest.shards}) > 1
+            names = [f"{text}:{shard.source}" if several else text for shard in manifest.shards]
+            found = [(name, str(folder / s.file), s.bin_bytes, tokenizer) for name, s in zip(names, manifest.shards, strict=True)]
         else:
-            found = [(str(file.path), file.size, None) for file in find_inputs(text, output)]
+            found = [(text, str(file.path), file.size, None) for file in find_inputs(text, output)]
         start = first + len(units)
-        units += [Unit(start + i, text, path, size, kind, text_key) for i, (path, size, kind) in enumerate(found)]
+        units += [Unit(start + i, name, path, size, kind, text_key) for i, (name, path, size, kind) in enumerate(found)]
     return units
 
 

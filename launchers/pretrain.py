@@ -40,4 +40,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     SMALLER = "use a smaller batch.micro_sequences, or more ranks with parallel.tensor, parallel.pipeline or parallel.zero_stage=3"
-    sys.exit(run_command(main, when_memory_is_full=SMALLER))
+    sys.exit(run_command(main, when_memory_is_full=SMALLER, stoppable=True))

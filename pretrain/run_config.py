@@ -12,7 +12,7 @@ from pretrain.data.config import DataConfig
 from pretrain.engine.config import OptimizerConfig, PrecisionConfig, ScheduleConfig
 from pretrain.objectives.config import ObjectiveConfig
 from pretrain.parallel.config import ParallelConfig
-from pretrain.telemetry.config import TelemetryConfig
+from pretrain.telemetry.config import GuardConfig, TelemetryConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +102,7 @@ class RunConfig:
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
 
     def __post_init__(self) -> None:
         """What the network reads follows from the objective."""

@@ -34,7 +34,9 @@ def main() -> int:
     command = torchrun(words, Peers.of_task(words.peers))
     # The package of this checkout, also where an image has one installed; and no process between srun and torchrun, so that signals arrive.
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.execve(command[0], command, os.environ | {"PYTHONPATH": os.pathsep.join(paths)})
+    # A store of its own for every attempt: in a shared one, ranks that are started again find the addresses of their dead predecessors.
+    own = {"PYTHONPATH": os.pathsep.join(paths), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    os.execve(command[0], command, os.environ | own)
 
 
 if __name__ == "__main__":

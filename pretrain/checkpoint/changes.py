@@ -127,6 +127,14 @@ FREEDOM: dict[str, Freedom] = {
     "telemetry.wandb": Freedom.FREE,
     "telemetry.wandb_project": Freedom.FREE,
     "telemetry.peak_tflops": Freedom.FREE,
+    "telemetry.hang_seconds": Freedom.FREE,
+    "guard.nonfinite": Freedom.FREE,
+    "guard.spike": Freedom.FREE,
+    "guard.spike_threshold": Freedom.FREE,
+    "guard.spike_warmup": Freedom.FREE,
+    "guard.max_skips": Freedom.FREE,
+    "guard.window": Freedom.FREE,
+    "guard.replicas_every": Freedom.FREE,
 }
 """Every key of a RunConfig; `*` stands for the name of a source."""
 

@@ -24,10 +24,13 @@ from pretrain.checkpoint.lock import restarted
 from pretrain.checkpoint.peers import DiskError, Peers
 from pretrain.errors import UserError
 from pretrain.redaction import redact
+from pretrain.telemetry.log import LOG_NAME, read_log
 
 T = TypeVar("T")
 
-STARTERS = (r"config(\.\d+)?\.yaml(\.partial)?", r"versions(\.\d+)?\.json(\.partial)?", r"\.hydra", r"slurm")
+STARTERS = (
+    r"config(\.\d+)?\.yaml(\.partial)?", r"versions(\.\d+)?\.json(\.partial)?", r"\.hydra", r"slurm", r"REQUEUE(\.partial)?", r"PREEMPT",
+)  # fmt: skip
 """Patterns of what may lie in a run directory before its first step; anything else is work that must not be lost."""
 
 
@@ -279,13 +282,22 @@ def _work(run_dir: Path) -> list[str]:
     """Entries of a run directory that a fresh start would bury."""
     if not run_dir.is_dir():
         return []
-    return sorted(entry.name for entry in run_dir.iterdir() if not any(re.fullmatch(pattern, entry.name) for pattern in STARTERS))
+    found = sorted(entry.name for entry in run_dir.iterdir() if not any(re.fullmatch(pattern, entry.name) for pattern in STARTERS))
+    return [] if set(found) <= {LOG_NAME, "wandb", "hang"} and not _has_trained(run_dir / LOG_NAME) else found
+
+
+def _has_trained(log: Path) -> bool:
+    """Whether a log tells of steps; one that was opened by a start which was stopped before its first step does not."""
+    try:
+        return any(record["kind"] == "train" for record in read_log(log))
+    except UserError:
+        return True
 
 
 def _write_state(partial: Path, state: TrainState, config: str) -> list[str]:
     """Add what only the writer knows; the files that it sees then."""
     write_durably(partial / layout.TRAIN_STATE, redact(state.to_json()))
-    write_durably(partial / CONFIG, config)
+    write_durably(partial / CONFIG, redact(config))
     return files.content(partial)
 
 

@@ -110,6 +110,12 @@ class Saving:
         in_flight, self._in_flight = self._in_flight, None
         self._note(replace(in_flight.result(), blocked_seconds=self._blocked))
 
+    def settle(self) -> None:
+        """Until nothing is being written or deleted, and nothing more is deleted: before the run goes back to what was saved."""
+        self.wait()
+        if self._pruning is not None:
+            self._pruning.result()
+
     def finish(self) -> None:
         """The run has ended well: wait, and leave only what is to be kept."""
         self.wait()

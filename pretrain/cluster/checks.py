@@ -3,12 +3,12 @@
 import re
 
 from pretrain.errors import UserError
+from pretrain.redaction import is_secret, redact
 from pretrain.submit_config import ClusterConfig, DrillConfig, SubmitConfig
 
 MOST_NODES = 2**16
 LEAST_LEAD = 10
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?$", re.IGNORECASE)
 
 
 def time_limit(text: str) -> int:
@@ -58,7 +58,7 @@ def _check_cluster(cluster: ClusterConfig) -> None:
     for name in cluster.environment:
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise UserError(f"cluster.environment has {name!r}, which is no name of a variable")
-        if _SECRET.search(name):
+        if is_secret(name):
             raise UserError(
                 f"cluster.environment.{name} looks like a secret, and would be written into the batch script; "
                 f"export {name} in the shell that submits instead: the job inherits it"
@@ -77,3 +77,10 @@ def _check_drill(drill: DrillConfig) -> None:
         raise UserError(f"drill.signal_at={drill.signal_at} must lie between 1 and drill.steps={drill.steps}; {fix}")
     if drill.minutes <= 0 or drill.tolerance < 0:
         raise UserError(f"drill.minutes={drill.minutes:g} must be positive, and drill.tolerance={drill.tolerance:g} not negative")
+
+
+def require_no_secret(text: str, what: str) -> None:
+    """Raises UserError for a text that holds credentials, or what the environment of this process keeps secret: files of a run are shared."""
+    for line in text.splitlines():
+        if redact(line) != line:
+            raise UserError(f"{what} would hold a secret ({redact(line).strip()}): export it in the shell that submits instead, the job inherits it")

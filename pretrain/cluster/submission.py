@@ -24,7 +24,7 @@ import yaml
 from pretrain.backbones.parameters import count_parameters
 from pretrain.checkpoint.layout import CHECKPOINTS
 from pretrain.cluster import slurm
-from pretrain.cluster.checks import check_submission
+from pretrain.cluster.checks import check_submission, require_no_secret
 from pretrain.cluster.code_version import code_version, difference
 from pretrain.cluster.script import REPOSITORY, Job, Task, render
 from pretrain.compose import Command, command_from_tree, compose_arguments, resolved, typed
@@ -32,6 +32,7 @@ from pretrain.errors import UserError
 from pretrain.outputs import cannot_write
 from pretrain.plan.memory import objective_elements
 from pretrain.plan.plan import Needs, check_batch, check_data, check_directory, check_fits, work_out_needs
+from pretrain.redaction import redact
 from pretrain.rules import validate
 from pretrain.submit_config import SubmitConfig
 
@@ -119,8 +120,10 @@ def checkpoint_bytes(needs: Needs) -> int:
 
 
 def make_job(submission: Submission, needs: Needs, task: Task = "train") -> Job:
-    """What the batch script is made from."""
-    return Job(
+    """What the batch script is made from. Raises UserError where a secret would be written."""
+    for text in frozen_presets(submission.tree, Path()).values():
+        require_no_secret(text, "the frozen configuration")
+    job = Job(
         name=submission.command.run.name,
         run_directory=submission.run_directory,
         work_directory=Path.cwd(),
@@ -128,6 +131,8 @@ def make_job(submission: Submission, needs: Needs, task: Task = "train") -> Job:
         free_bytes=2 * checkpoint_bytes(needs),  # the next one is complete before an old one goes
         task=task,
     )
+    require_no_secret(render(job), "the batch script")
+    return job
 
 
 def refuse_living(run_directory: Path) -> None:
@@ -187,7 +192,7 @@ def _freeze(submission: Submission, job: Job, folder: Path) -> Path:
     for path, text in {
         **frozen_presets(submission.tree, folder),
         folder / "code.json": json.dumps(dataclasses.asdict(version), indent=2) + "\n",
-        folder / "code.diff": difference(REPOSITORY),
+        folder / "code.diff": redact(difference(REPOSITORY)),
         script: render(job),
     }.items():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -29,6 +29,7 @@ from pretrain.convert.model_card import write_card
 from pretrain.convert.objective_parts import parts_of
 from pretrain.convert.param_map import ParameterMap
 from pretrain.convert.plain_network import TrainedModel, open_trained
+from pretrain.convert.progress import shown
 from pretrain.convert.provenance import provenance_of
 from pretrain.convert.shards import Planned, plan_shards, write_shards
 from pretrain.convert.stock import require_stock, stock_config, stock_name
@@ -118,7 +119,7 @@ def export_to_hub(config: HubConfig) -> None:
 def write_folder(export: Export, folder: Path) -> None:
     """Everything but the gate's report and the model card."""
     shards = plan_shards(_planned(export), export.config.max_shard_bytes)
-    write_shards(folder, shards, _tensors(export))
+    write_shards(folder, shards, shown("weights", sum(tensor.bytes for shard in shards for tensor in shard), _tensors(export)))
     write_tokenizer(export.trained.tokenizer, folder, length=export.trained.run.batch.length)
     (folder / "config.json").write_text(json.dumps(_config(export), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     generation = {key: export.trained.vocabulary.eos_id for key in ("bos_token_id", "eos_token_id", "pad_token_id")}

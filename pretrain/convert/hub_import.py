@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from pretrain.convert.config import ImportConfig
 from pretrain.convert.hub_folder import HubFolder
 from pretrain.convert.objective_parts import DIGIT_CODE, EMBEDDING, SCHEDULE_BITS, fill_objective
 from pretrain.convert.param_map import ParameterMap
+from pretrain.convert.progress import shown
 from pretrain.convert.tokenizer_files import tokenizer_file
 from pretrain.data.config import DataConfig
 from pretrain.data.tokenizer import Tokenizer
@@ -96,12 +98,17 @@ def write_hub_logical(hub: HubFolder, backbone: BackboneConfig, vocabulary: Voca
         tensor = hub.plain(name)
         return tensor[: vocabulary.model_size] if mapping.has_vocabulary(name) else tensor
 
-    for name in table:
-        try:
-            write_tensor(folder, name, MASTER, mapping.join(name, fetch))
-        except ValueError as error:
-            raise UserError(f"{hub.folder} does not hold the network of its config.json: {error}") from None
+    joined = ((name, _joined(hub, mapping, name, fetch)) for name in table)
+    for name, tensor in shown("weights", 4 * sum(spec.size for spec in table.values()), joined):
+        write_tensor(folder, name, MASTER, tensor)
     write_index(folder, table, [MASTER], 0)
+
+
+def _joined(hub: HubFolder, mapping: ParameterMap, name: str, fetch: Callable[[str], torch.Tensor]) -> torch.Tensor:
+    try:
+        return mapping.join(name, fetch)
+    except ValueError as error:
+        raise UserError(f"{hub.folder} does not hold the network of its config.json: {error}") from None
 
 
 def hub_objective(hub: HubFolder, objective: Objective) -> Objective:

@@ -24,7 +24,7 @@ from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 
 OPEN_SHARDS = 200
-"""Shards that a process keeps mapped, over all its corpora; each takes two file descriptors, and 1024 is a usual limit of a process."""
+"""Shards that a process keeps open, over all its corpora; each takes two file descriptors, and 1024 is a usual limit of a process."""
 WHOLE = (0, 1)
 """The share of a process that verifies every shard by itself."""
 
@@ -39,7 +39,7 @@ class SourcePath(Protocol):
 
 
 class _OpenShards:
-    """Maps of the shards that were read last, of whichever corpus. Safe to use from several threads."""
+    """The shards that were read last, of whichever corpus. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._shards: OrderedDict[tuple[int, int], IndexedShard] = OrderedDict()

@@ -28,6 +28,7 @@ class DaliBatches:
         self._names: list[str] = []
         self._signature: list[tuple[str, str, int]] = []
         self._pending: tuple[int, list[Arrays]] | None = None
+        self._error: Exception | None = None
 
     def __iter__(self) -> "DaliBatches":
         return self
@@ -42,6 +43,8 @@ class DaliBatches:
         try:
             outputs = self._pipeline.run()
         except StopIteration:
+            if self._error is not None:
+                raise self._error from None
             if self._pending is None:
                 raise
             self._start(self._pending)
@@ -80,7 +83,13 @@ class DaliBatches:
 
     def _callback(self) -> Callable[[], list[list[np.ndarray]]]:
         def next_arrays() -> list[list[np.ndarray]]:
-            step, arrays = self._pending or next(self._source)
+            try:
+                step, arrays = self._pending or next(self._source)
+            except StopIteration:
+                raise
+            except Exception as error:  # DALI asks ahead: the batches before this one come first
+                self._error = error
+                raise StopIteration from error
             self._pending = None
             if _signature(arrays) != self._signature:
                 self._pending = (step, arrays)

@@ -5,8 +5,10 @@ int64 byte offset of every sequence, int64 number of the first sequence of every
 Ours have one sequence per document; the reader takes any. Same bytes as megatron.core.datasets.indexed_dataset (0.16).
 """
 
+import mmap
 import os
 import struct
+import weakref
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -99,7 +101,9 @@ class ShardWriter:
 
 
 class IndexedShard:
-    """Reads a shard through memory maps; opening costs two small reads, whatever the size.
+    """Reads a shard: ids by position from the .bin, documents through a memory map of the .idx; opening costs a few small reads, whatever the size.
+
+    Windows are read in a random order, so nothing is read ahead, and what is read is not kept in this process. Safe to use from several threads.
 
     Raises Damaged (a UserError) for missing files, a foreign or cut-off .idx, and a .bin whose size is not what the .idx says.
     """
@@ -116,11 +120,19 @@ class IndexedShard:
         bin_bytes = (int(self._offsets[-1]) if self._sequences else 0) + last_length * self.dtype.itemsize
         self._check_sizes(bin_bytes)
         self.tokens = bin_bytes // self.dtype.itemsize
-        self._ids = _map(self.bin_path, self.dtype) if self.tokens else np.zeros(0, self.dtype)
+        self._bin = _open_random(self.bin_path)
+        weakref.finalize(self, os.close, self._bin)
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Tokens [start, start + count) of the shard, as int64."""
-        return self._ids[start : start + count].astype(np.int64)
+        """Tokens [start, start + count) of the shard, or as many as there are, as int64. Damaged where the file has shrunk, or fails."""
+        size = max(min(count, self.tokens - start), 0) * self.dtype.itemsize
+        try:
+            content = _read_at(self._bin, size, start * self.dtype.itemsize)
+        except OSError as error:
+            raise unreadable(self.bin_path, error) from error
+        if len(content) < size:
+            raise Damaged(f"{self.bin_path} was cut off while it was read", self.bin_path.parent)
+        return np.frombuffer(content, self.dtype).astype(np.int64)
 
     def document_numbers(self, start: int, count: int) -> np.ndarray:
         """Number, within the shard, of the document that each token of [start, start + count) belongs to (int64)."""
@@ -190,10 +202,34 @@ def unreadable(path: Path, error: OSError) -> Damaged:
 
 
 def _map(path: Path, dtype: np.dtype) -> np.ndarray:
+    """The file, mapped for reading here and there."""
     try:
-        return np.memmap(path, dtype=dtype, mode="r")
+        with path.open("rb") as stream:
+            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise unreadable(path, error) from error
+    if hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(mapped, dtype)
+
+
+def _open_random(path: Path) -> int:
+    """A descriptor for reading the file here and there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    return descriptor
+
+
+def _read_at(descriptor: int, size: int, offset: int) -> bytes:
+    """`size` bytes from `offset` on, or fewer where the file ends: a system may hand out less than was asked for."""
+    content = os.pread(descriptor, size, offset)
+    while len(content) < size and (more := os.pread(descriptor, size - len(content), offset + len(content))):
+        content += more
+    return content
 
 
 def _paths(prefix: Path) -> tuple[Path, Path]:

@@ -47,11 +47,14 @@ if TYPE_CHECKING:
     from .sampling_esolm import sample_esolm  # noqa: F401
     from .sampling_esolm_orders import Reveals  # noqa: F401
     from .sampling_mdlm import sample_mdlm  # noqa: F401
+    from .sampling_methods import Method  # noqa: F401
     from .sampling_network import Request  # noqa: F401
     from .sampling_noise import uniforms  # noqa: F401
     from .sampling_orders import sample_mdlm_in_order  # noqa: F401
     from .sampling_prime import sample_prime  # noqa: F401
     from .sampling_psi import Psi  # noqa: F401
+    from .sampling_remask import sample_mdlm_psi  # noqa: F401
+    from .sampling_settings import Setting  # noqa: F401
 
 IGNORED = -100
 """The label of a token that is not scored: it is given, and diffusion leaves it clean."""

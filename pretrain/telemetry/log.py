@@ -104,6 +104,17 @@ class RunLog:
         if self._file is not None:
             self._display.advance(step)
 
+    def rewind(self, step: int) -> None:
+        """Drop the records of later steps, which will be made again. Raises UserError if the log cannot be written."""
+        if self._file is None:
+            return
+        try:
+            self._file.close()
+            truncate_after(self._path, step)
+            self._file = self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"the log {self._path} cannot be written ({error.strerror}); free space and start the run again: it resumes") from error
+
     def close(self) -> None:
         """Finish the display, wandb and the file. Safe to call twice."""
         if self._file is None:

@@ -192,7 +192,8 @@ def measure(kind: str, tokenizer: Path, text: Path, folder: Path, options: argpa
                 shutil.rmtree(leftover)
     if len(set(tokens.values())) != 1:
         sys.exit(f"the ways disagree about the tokens: {tokens}")
-    print(f"\n{kind}: {Tokenizer(tokenizer).size:,} ids, {tokens['this pipeline']:,} tokens, {options.workers} workers{', processor time' if options.cpu_time else ''}\n")
+    kind_of_time = ", processor time" if options.cpu_time else ""
+    print(f"\n{kind}: {Tokenizer(tokenizer).size:,} ids, {tokens['this pipeline']:,} tokens, {options.workers} workers{kind_of_time}\n")
     print("way                        |  seconds   tokens/s | this pipeline is faster by (quartiles)")
     for name in ways:
         ratios = sorted(other / own for other, own in zip(seconds[name], seconds["this pipeline"], strict=True))

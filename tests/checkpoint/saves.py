@@ -4,6 +4,9 @@ import errno
 import os
 import shutil
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +100,7 @@ def check_what_is_left(runs: Runs, sentence: str, code: int, where: str) -> None
     assert found is not None and found.step == whole[-1], where
     assert sorted(path.name for path in (runs.run / "checkpoints").iterdir()) == [step_name(step) for step in whole], where
     assert runs.save(3) == "" and [path.name for path in (runs.run / "checkpoints").iterdir()] == [step_name(3)], where
+    runs.peers.exchange(None)  # all have looked
 
 
 def held_back(world: World, root: str) -> list[Any]:
@@ -124,10 +128,22 @@ def held_back(world: World, root: str) -> list[Any]:
     return [before, between, same, left if dist.get_rank() == 0 else None, runs.said]
 
 
+def _dawdling(exchange: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
+    def exchange_slowly(value: Any) -> list[Any]:
+        values = exchange(value)
+        time.sleep(0.2)
+        return values
+
+    return exchange_slowly
+
+
 def refused_in_flight(world: World, root: str) -> tuple[str, int]:
-    """The last rank's disk is full: the sentence, and the step boundary at which this rank learnt of it."""
+    """The last rank's disk is full, and the other threads are slow to notice: the sentence, and the boundary at which this rank learnt of it."""
     runs = Runs(world, root, True)
     last = dist.get_rank() == dist.get_world_size() - 1
+    assert runs.background is not None
+    if not last:
+        runs.background = replace(runs.background, exchange=_dawdling(runs.background.exchange))
     runs.another("full")
     saving = runs.saving()
     with FaultyDisk(refusing(3, errno.ENOSPC) if last else lambda number: None):

@@ -48,7 +48,7 @@ def same_weights(first: RunConfig, second: RunConfig) -> bool:
 
 @pytest.mark.slow
 def test_weights_arrive_from_everywhere_in_any_layout(tmp_path: Path) -> None:
-    first = small_config(tmp_path, "mdlm", name="first", duration=DurationConfig(steps=2))
+    first = small_config(tmp_path, "mdlm", name="first", duration=DurationConfig(steps=3))
     run_distributed(train, 1, first)
     hub = hub_of(first, tmp_path / "hub")
     import_from_hub(ImportConfig(source=str(hub), output=str(tmp_path / "runs" / "imported")))
@@ -87,7 +87,7 @@ def test_moments_and_what_an_objective_learned(tmp_path: Path) -> None:
 
 
 def test_another_network_is_refused_with_the_value_that_fits(tmp_path: Path) -> None:
-    first = small_config(tmp_path, "mdlm", name="first", duration=DurationConfig(steps=1))
+    first = small_config(tmp_path, "mdlm", name="first", duration=DurationConfig(steps=1), schedule=STILL)
     run_distributed(train, 1, first)
     base = replace(first, name="second", init_from=str(first.directory))
 

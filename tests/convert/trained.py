@@ -1,6 +1,7 @@
 """A finished run on disk, without the minutes of training it: random weights in a real checkpoint, a tokenizer of a few words."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ ROWS = 16
 
 
 def write_run(
-    folder: Path, objective: str | ObjectiveConfig, steps: tuple[int, ...] = (7,), *, ema: bool = False, **backbone: Any
+    folder: Path, objective: str | ObjectiveConfig, steps: tuple[int, ...] = (7,), *, ema: bool = False, words: Sequence[str] = WORDS, **backbone: Any
 ) -> tuple[Path, dict[str, Tensor]]:
     """A run directory with one checkpoint per step, and the logical weights of the last. ema: with an average, twice the weights."""
     objective = ObjectiveConfig(name=objective) if isinstance(objective, str) else objective  # type: ignore[arg-type]
@@ -41,15 +42,16 @@ def write_run(
         duration=DurationConfig(steps=7),
     )
     folder.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(folder / "tokenizer.json")
+    write_tokenizer(folder / "tokenizer.json", words)
+    rows = run_vocabulary(config, Tokenizer(config.tokenizer)).padded_size
     config.directory.mkdir(parents=True)
     text = yaml.safe_dump(dataclasses.asdict(config))
     for step in steps:
         generator = torch.Generator().manual_seed(step)
-        table = parameter_table(config.backbone, ROWS)
+        table = parameter_table(config.backbone, rows)
         weights = {name: torch.randn(spec.shape, generator=generator) * 0.4 for name, spec in table.items()}
         state = TrainState(
-            step=step, tokens=0, samples=0, lr=0.0, next_batch="", seed=1, backbone=dataclasses.asdict(config.backbone), rows=ROWS,
+            step=step, tokens=0, samples=0, lr=0.0, next_batch="", seed=1, backbone=dataclasses.asdict(config.backbone), rows=rows,
             layout=Layout(tensor=1, pipeline=1, virtual_pipeline=1, data=1, zero_stage=3),
         )  # fmt: skip
         manager = CheckpointManager(config.directory, keep=0, say=lambda _: None)
@@ -57,11 +59,11 @@ def write_run(
     return config.directory, weights
 
 
-def write_tokenizer(path: Path) -> None:
-    words = Words(models.WordLevel({word: i for i, word in enumerate([*WORDS, "<unk>", "</s>"])}, unk_token="<unk>"))
-    words.pre_tokenizer, words.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece(prefix="##")
-    words.add_special_tokens([AddedToken("</s>", special=True)])
-    words.save(str(path))
+def write_tokenizer(path: Path, words: Sequence[str] = WORDS) -> None:
+    model = Words(models.WordLevel({word: i for i, word in enumerate([*words, "<unk>", "</s>"])}, unk_token="<unk>"))
+    model.pre_tokenizer, model.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece(prefix="##")
+    model.add_special_tokens([AddedToken("</s>", special=True)])
+    model.save(str(path))
 
 
 def _write(target: Path, weights: dict[str, Tensor], config: RunConfig, *, ema: bool) -> None:

@@ -1,6 +1,7 @@
 """Reading across documents and shards, and corpora that are not what they should be."""
 
 import copy
+import gc
 import json
 import os
 import shutil
@@ -261,3 +262,43 @@ def test_the_way_out_of_a_damaged_corpus_works(model_file: Path, tmp_path: Path)
         prepared(tmp_path, model_file, [text(20, 1)])
     shutil.rmtree(corpus.folder)
     assert prepared(tmp_path, model_file, [text(20, 1)]).manifest == corpus.manifest
+
+
+def test_a_shard_that_shrinks_under_the_run_is_one_sentence(corpora: dict[str, Corpus], tmp_path: Path) -> None:
+    """A memory map would end the process with SIGBUS."""
+    corpus = Corpus(copied(corpora, tmp_path))
+    corpus.read(0, 20)
+    shard = corpus.folder / "shard_00000.bin"
+    os.truncate(shard, shard.stat().st_size - 8)
+    with pytest.raises(UserError, match=r"shard_00000\.bin was cut off while it was read"):
+        corpus.read(0, corpus.tokens)
+
+
+def test_few_shards_are_open_whatever_the_number_of_corpora(corpora: dict[str, Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pretrain.data.corpus.OPEN_SHARDS", 4)
+
+    def descriptors() -> int:
+        return sum(os.path.realpath(f"/proc/self/fd/{name}").startswith(str(tmp_path)) for name in os.listdir("/proc/self/fd"))
+
+    opened = [Corpus(shutil.copytree(corpora["a"].folder, tmp_path / str(number))) for number in range(5)]
+    whole = corpora["a"].read(0, corpora["a"].tokens)
+    for corpus in opened:
+        ids, documents = corpus.read(0, corpus.tokens)
+        assert np.array_equal(ids, whole[0]) and np.array_equal(documents, whole[1])
+        assert descriptors() <= 2 * 4
+    del opened, corpus
+    gc.collect()
+    assert descriptors() == 0, "a corpus that is gone leaves nothing open"
+
+
+def test_verification_is_shared_out(corpora: dict[str, Corpus], tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Each share finds the damage of its own shards, and together they find all."""
+    folder = copied(corpora, tmp_path)
+    flip(folder / "shard_00001.bin", 0)
+    sources = {"a": SourceConfig(path=str(folder))}
+    for share, damaged in (((0, 2), False), ((1, 2), True), ((0, 1), True), ((4, 8), False)):
+        if damaged:
+            with pytest.raises(UserError, match=r"shard_00001\.bin changed"):
+                open_corpora(sources, tokenizer, share)
+        else:
+            open_corpora(sources, tokenizer, share)

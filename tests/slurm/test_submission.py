@@ -150,6 +150,12 @@ def test_a_submission_from_the_command_line(tmp_path: Path, monkeypatch: pytest.
     assert unknown.returncode == 64 and "did you mean preflight?" in unknown.stderr
 
 
+@pytest.mark.parametrize(("word", "where"), [("cluster.setup=[echo very-secret-value]", "batch script"), ("name=very-secret-value", "frozen config")])
+def test_a_secret_of_the_environment_is_written_nowhere(word: str, where: str, tmp_path: Path) -> None:
+    done = submit(tmp_path, dict(os.environ) | {"HF_TOKEN": "very-secret-value"}, *words(6, word), "--dry-run")
+    assert done.returncode == 64 and f"the {where}" in done.stderr and "very-secret" not in done.stderr + done.stdout, done.stderr
+
+
 def test_code_version_of_a_changed_checkout(tmp_path: Path) -> None:
     for folder in ("pretrain", "configs"):
         (tmp_path / folder).mkdir()

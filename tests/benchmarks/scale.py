@@ -7,7 +7,7 @@ The corpora are made in a temporary folder: every .bin is a hole of its real siz
 .idx is a name of one real file of its source (21 bytes for each of 525,000 documents is what a shard of web text has). Reading a hole and a
 cached index is quicker than a cold network file system: what is measured is this program's work. Each rank is a process of its own, as under
 torchrun: it makes the plan's checks, opens the corpora and verifies its share of their shards, and takes the first batch from the loader of
-an AR run (L 2048, two phases). Memory is what a rank holds beyond its imports.
+an AR run (L 2048, two phases). Memory is what a rank alone holds beyond its imports (unique set size), after each part.
 """
 
 import argparse
@@ -75,11 +75,15 @@ def run_of(folder: Path) -> RunConfig:
 def rank(folder: Path, number: int, of: int) -> dict[str, float]:
     """One rank's start: seconds of each part, and MiB beyond the imports."""
     process = psutil.Process()
-    before, laps, start = process.memory_info().rss, {}, time.perf_counter()
+    import nvidia.dali.pipeline  # noqa: F401  # the loader imports it: not the data's memory
+
+    before, laps, start = process.memory_full_info().uss, {}, time.perf_counter()
 
     def lap(name: str) -> None:
         nonlocal start
         laps[name] = time.perf_counter() - start
+        grown = process.memory_full_info().uss - before
+        laps[f"MiB after it: {name}"] = grown / 2**20
         start = time.perf_counter()
 
     config = run_of(folder)
@@ -102,8 +106,7 @@ def rank(folder: Path, number: int, of: int) -> dict[str, float]:
     lap("fingerprint of a batch (at each save and resume)")
     samples.documents(derived.steps // 2)
     lap("audit of a step")
-    memory = process.memory_full_info()
-    return laps | {"MiB beyond the imports": (memory.rss - before) / 2**20, "MiB in all, shared pages counted in part": memory.pss / 2**20}
+    return laps | {"MiB of the process, shared pages counted in part": process.memory_full_info().pss / 2**20}
 
 
 def node(folder: Path, ranks: int) -> tuple[float, list[dict[str, float]]]:

@@ -1,74 +1,119 @@
-"""Text in, a prepared corpus out: plan the shards, run them, and write manifest.json last.
+"""Text in, a prepared corpus out: plan the shards, have them written by datatrove's executors, and write the manifests last.
 
 output/prepare.json   what was asked for, written first: a run that was cut off continues, and another request is refused
-output/shard_*.bin    and .idx, each whole or absent
-output/parts/         finished shards' counts and bad records, until the manifest is there
+output/shard_*.bin    and .idx, each whole or absent; of several named sources in output/NAME, a corpus each
+output/parts/         the plan, finished shards' counts and bad records, logs, until the manifests are there (data_prep/job.py)
 """
 
 import json
-import shutil
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 
 from data_prep.config import TokenizeConfig, usable_cores
-from data_prep.inputs import InputFile, find_inputs
-from data_prep.pool import run_jobs
-from data_prep.progress import progress_bar, say
-from data_prep.worker import PARTS, Job, Part, load_part
+from data_prep.estimate import estimate
+from data_prep.filters import spelled_filters
+from data_prep.finish import REQUEST, Budget, check_budget, source_request, tidy, write_manifests
+from data_prep.inputs import InputFile, find_inputs, fingerprints, shards_of
+from data_prep.job import LOGS, PARTS, Job, Part, Plan, load_part
+from data_prep.lock import only_writer
+from data_prep.progress import Display, display, say
+from data_prep.watch import Watch, shown
 from pretrain.data.files import Damaged, atomic_writer
 from pretrain.data.indexed import dtype_for
-from pretrain.data.manifest import FILE_NAME, Manifest, Request, TokenizerRecord, verify
+from pretrain.data.manifest import FILE_NAME, Manifest, Request, RequestedSource, TokenizerRecord, verify
 from pretrain.data.manifest_rules import FORMAT_VERSION
 from pretrain.data.records import Malformed, read_record
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 from pretrain.outputs import require_writable
 
-REQUEST = "prepare.json"
-QUARANTINE = "quarantine.jsonl"
 _MIN_RECORDS = 1000
 """Records before the failure budget can stop a run early; at the end it holds for any number."""
+_LOOK_SECONDS = 0.5
 
 
-def prepare(config: TokenizeConfig) -> Manifest:
-    """Tokenise `config.input` into `config.output`. Running it again is quick and changes nothing. UserError for what the user can mend."""
+def prepare(config: TokenizeConfig) -> dict[str, Manifest]:
+    """Tokenise the sources into `config.output`. Name -> manifest; {} where they are left to others (dry_run, executor.wait=false).
+
+    Running it again is quick and changes nothing. UserError for what the user can mend.
+    """
     output = Path(config.output)
     require_writable(output, folder=True)
     tokenizer = Tokenizer(config.tokenizer)
-    files = find_inputs(config.input, output)
-    request = _request(config, tokenizer, files)
-    if (finished := _finished(output, request)) is not None:
-        say(f"{output} is already prepared: {finished.tokens:,} tokens in {finished.documents:,} documents; nothing to do")
+    found = {name: find_inputs(source.input, output) for name, source in config.all_sources().items()}
+    _require_distinct(found)
+    if config.dry_run:
+        estimate(config, tokenizer, found)
+        return {}
+    request = _request(config, tokenizer, found)
+    if finished := _finished(config, request):
+        _say_finished(output, finished)
         return finished
-    _claim(output, request)
-    jobs = _plan(config, files, output, str(dtype_for(tokenizer.size)))
-    parts = _run(config, jobs, tokenizer.size, sum(file.size for file in files))
-    manifest = _finish(output, tokenizer, request, jobs, parts)
-    say(_summary(output, manifest))
-    return manifest
+    _require_ours(output)
+    with only_writer(output):
+        if finished := _finished(config, request):  # by who held the lock a moment ago
+            return finished
+        _claim(output, request)
+        plan = _plan(config, tokenizer, request, found)
+        plan.write(output)
+        parts = _run(config, output, plan)
+        return {} if parts is None else write_manifests(output, plan, parts)
 
 
-def _request(config: TokenizeConfig, tokenizer: Tokenizer, files: list[InputFile]) -> Request:
-    return Request(
-        format_version=FORMAT_VERSION,
-        tokenizer=tokenizer.hash,
-        text_key=config.text_key,
-        shard_bytes=config.shard_bytes,
-        inputs=tuple(file.fingerprint() for file in files),
-    )
+def _require_distinct(found: dict[str, list[InputFile]]) -> None:
+    seen: dict[Path, str] = {}
+    for name, files in found.items():
+        for file in files:
+            other = seen.setdefault(file.path.resolve(), name)
+            if other != name:
+                raise UserError(f"input {file.path} belongs to the sources {other} and {name}; give it to one of them")
 
 
-def _finished(output: Path, request: Request) -> Manifest | None:
-    if not (output / FILE_NAME).exists():
-        return None
-    manifest = Manifest.load(output)
-    _require_same(output, manifest.request, request)
-    verify(output, manifest)
-    return manifest
+def _request(config: TokenizeConfig, tokenizer: Tokenizer, found: dict[str, list[InputFile]]) -> Request:
+    sources = {
+        name: RequestedSource(
+            text_key=source.text_key, keep=spelled_filters(source.keep), drop=spelled_filters(source.drop), inputs=fingerprints(found[name])
+        )
+        for name, source in config.all_sources().items()
+    }
+    return Request(format_version=FORMAT_VERSION, tokenizer=tokenizer.hash, shard_bytes=config.shard_bytes, sources=sources)
+
+
+def _folder(config: TokenizeConfig, name: str) -> str:
+    """Where a source's corpus lies below the output: a mixture weighs corpora, so each of several sources is one."""
+    return name if config.sources else ""
+
+
+def _finished(config: TokenizeConfig, request: Request) -> dict[str, Manifest]:
+    """The corpora, if all are there; {} otherwise. UserError for those of another request, Damaged for changed ones."""
+    output = Path(config.output)
+    folders = {name: output / _folder(config, name) for name in request.sources}
+    there = {name: folder for name, folder in folders.items() if (folder / FILE_NAME).exists()}
+    manifests = {name: Manifest.load(folder) for name, folder in there.items()}
+    for name, manifest in manifests.items():
+        _require_same(folders[name], manifest.request, source_request(request, name))
+    if len(there) < len(folders):
+        return {}
+    for name, manifest in manifests.items():
+        verify(folders[name], manifest)
+    tidy(output)
+    return manifests
+
+
+def _say_finished(output: Path, manifests: dict[str, Manifest]) -> None:
+    tokens, documents = (sum(getattr(manifest, key) for manifest in manifests.values()) for key in ("tokens", "documents"))
+    say(f"{output} is already prepared: {tokens:,} tokens in {documents:,} documents; nothing to do")
+
+
+def _require_ours(output: Path) -> None:
+    """UserError for a folder with anything else in it."""
+    if output.exists() and not (output / REQUEST).exists() and any(path.name != PARTS for path in output.iterdir()):
+        raise UserError(f"output {output} is not empty and was not written by prepare_data; choose another folder, or remove it")
 
 
 def _claim(output: Path, request: Request) -> None:
-    """Make the folder ours, or continue what this same request began. UserError for a folder with anything else in it."""
+    """Make the folder ours, or continue what this same request began. UserError where another was begun."""
     path = output / REQUEST
     if path.exists():
         try:
@@ -77,108 +122,115 @@ def _claim(output: Path, request: Request) -> None:
             raise UserError(f"{path} {error}, so nobody knows what was begun there; choose another output, or remove {output}") from error
         _require_same(output, begun, request)
         return
-    if output.exists() and any(output.iterdir()):
-        raise UserError(f"output {output} is not empty and was not written by prepare_data; choose another folder, or remove it")
     with atomic_writer(path) as stream:
         stream.write(json.dumps(asdict(request), indent=1).encode())
 
 
 def _require_same(output: Path, found: Request, wanted: Request) -> None:
-    different = [field.name for field in fields(Request) if getattr(found, field.name) != getattr(wanted, field.name)]
+    different = [field.name for field in fields(Request) if field.name != "sources" and getattr(found, field.name) != getattr(wanted, field.name)]
+    if list(found.sources) != list(wanted.sources):
+        different.append("sources")
+    else:
+        for name, source in wanted.sources.items():
+            prefix = f"sources.{name}." if len(wanted.sources) > 1 else ""
+            different += [prefix + field.name for field in fields(source) if getattr(found.sources[name], field.name) != getattr(source, field.name)]
     if different:
         raise UserError(f"output {output} holds a preparation with other {', '.join(different)}; choose another output, or remove that folder")
 
 
-def _plan(config: TokenizeConfig, files: list[InputFile], output: Path, dtype: str) -> list[Job]:
-    groups: list[list[InputFile]] = []
-    room = 0
-    for file in files:
-        if not groups or file.size > room:
-            groups.append([])
-            room = config.shard_bytes
-        groups[-1].append(file)
-        room -= file.size
-    return [
-        Job(number, tuple((file.path, file.name) for file in group), output, Path(config.tokenizer), config.text_key, dtype)
-        for number, group in enumerate(groups)
-    ]
+def _plan(config: TokenizeConfig, tokenizer: Tokenizer, request: Request, found: dict[str, list[InputFile]]) -> Plan:
+    jobs: list[Job] = []
+    for name, source in request.sources.items():
+        for index, pieces in enumerate(shards_of(found[name], config.shard_bytes)):
+            job = Job(
+                number=len(jobs), source=name, folder=_folder(config, name), index=index, pieces=tuple(pieces),
+                text_key=source.text_key, keep=source.keep, drop=source.drop,
+            )  # fmt: skip
+            jobs.append(job)
+    record = TokenizerRecord(name=tokenizer.name, hash=tokenizer.hash, size=tokenizer.size, eos_id=tokenizer.eos_id)
+    return Plan(
+        request=request,
+        tokenizer=record,
+        tokenizer_path=str(Path(config.tokenizer).resolve()),
+        dtype=str(dtype_for(tokenizer.size)),  # the size is the mask's id, one more than the largest of the tokenizer's
+        max_bad_fraction=config.max_bad_fraction,
+        jobs=tuple(jobs),
+    )
 
 
-def _run(config: TokenizeConfig, jobs: list[Job], ids: int, total_bytes: int) -> list[Part]:
-    parts = {job.number: part for job in jobs if (part := _finished_part(job, ids)) is not None}
-    waiting = [job for job in jobs if job.number not in parts]
+def _run(config: TokenizeConfig, output: Path, plan: Plan) -> dict[int, Part] | None:
+    """All parts, or None where the shards are left to jobs that nobody waits for."""
+    parts = {job.number: part for job in plan.jobs if (part := _finished_part(output, plan, job)) is not None}
+    waiting = [job for job in plan.jobs if job.number not in parts]
     if parts:
-        say(f"continuing: {len(parts)} of {len(jobs)} shards were finished before")
-    done_bytes = sum(path.stat().st_size for job in jobs if job.number in parts for path, _ in job.files)
-    with progress_bar(total_bytes, done_bytes) as report:
-        for job, part in run_jobs(waiting, config.workers or usable_cores(), report):
-            parts[job.number] = part
-            _check_budget(config, jobs, list(parts.values()), _MIN_RECORDS)
-    ordered = [parts[job.number] for job in jobs]
-    _check_budget(config, jobs, ordered, 1)
-    return ordered
+        say(f"continuing: {len(parts)} of {len(plan.jobs)} shards were finished before")
+    _mark_completed(output, plan, parts)
+    watch, budget = Watch.over(output, waiting), Budget.of(parts.values())
+
+    def take(number: int) -> None:
+        part = load_part(output, plan.jobs[number], dtype=plan.dtype, ids=plan.tokenizer.size)
+        if part is None:
+            raise UserError(f"{plan.jobs[number].name} is gone from {output} since it was written; run the same command to continue")
+        parts[number] = part
+        budget.add(part)
+        check_budget(output, plan, parts, budget, _MIN_RECORDS)
+
+    def take_new() -> None:
+        for number in sorted(watch.finished - parts.keys()):
+            take(number)
+
+    if waiting:
+        with display(sum(job.size for job in waiting)) as bar:
+            if config.executor.kind == "local":
+                _run_here(config, output, watch, len(plan.jobs), take, bar)
+            elif not _run_elsewhere(config, output, watch, len(plan.jobs), take_new, bar):
+                return None
+    return parts
 
 
-def _finished_part(job: Job, ids: int) -> Part | None:
+def _run_here(config: TokenizeConfig, output: Path, watch: Watch, tasks: int, take: Callable[[int], None], bar: Display) -> None:
+    # datatrove takes half a second to import, which other tasks and a finished corpus need not wait for
+    from data_prep.local import WatchedExecutor, silence
+    from data_prep.steps import pipeline
+
+    silence()
+    workers = config.workers or usable_cores()
+    executor = WatchedExecutor(pipeline(output), tasks=tasks, workers=workers, logging_dir=str((output / PARTS / LOGS).resolve()))
+    with shown(watch, bar, _LOOK_SECONDS):
+        executor.run_ranks(list(watch.waiting), take)
+
+
+def _run_elsewhere(config: TokenizeConfig, output: Path, watch: Watch, tasks: int, check: Callable[[], None], bar: Display) -> bool:
+    """False where nobody waits for the end."""
+    from data_prep.cluster import run_on_ray, run_on_slurm
+
+    if config.executor.kind == "ray":
+        run_on_ray(output, config.executor, tasks, config.workers, watch, bar)
+    elif not run_on_slurm(output, config.executor, tasks, config.workers, watch, bar, check):
+        return False
+    check()
+    return True
+
+
+def _mark_completed(output: Path, plan: Plan, parts: dict[int, Part]) -> None:
+    """datatrove skips tasks that are marked: exactly those whose shards are whole."""
+    marks = output / PARTS / LOGS / "completions"
+    marks.mkdir(parents=True, exist_ok=True)
+    for job in plan.jobs:
+        mark = marks / f"{job.number:05d}"
+        if job.number in parts:
+            mark.touch()
+        else:
+            mark.unlink(missing_ok=True)
+
+
+def _finished_part(output: Path, plan: Plan, job: Job) -> Part | None:
     """What an earlier run finished, if it is still whole: a shard that is not is made again."""
     try:
-        return load_part(job, ids)
+        part = load_part(output, job, dtype=plan.dtype, ids=plan.tokenizer.size)
     except Damaged as damage:
-        say(f"{damage.problem}: {job.shard} is made again")
-        return None
-
-
-def _check_budget(config: TokenizeConfig, jobs: list[Job], parts: list[Part], min_records: int) -> None:
-    bad = sum(part.bad for part in parts)
-    records = bad + sum(part.documents + part.empty for part in parts)
-    if records >= min_records and bad > config.max_bad_fraction * records:
-        quarantine = _merge_quarantine(Path(config.output), jobs)
-        accepted = f", or run again with max_bad_fraction={min(1.0, 1.1 * bad / records):.2g}" if bad < records else " or text_key"
-        raise UserError(
-            f"{bad} of {records} records are unreadable, more than max_bad_fraction={config.max_bad_fraction:g}, "
-            f"the first because of: {_first_reason(quarantine)}; see {quarantine}, then mend the input{accepted}"
-        )
-
-
-def _first_reason(quarantine: Path) -> str:
-    with quarantine.open(encoding="utf-8") as lines:
-        return str(json.loads(next(lines, '{"reason": "their list is gone"}'))["reason"])
-
-
-def _merge_quarantine(output: Path, jobs: list[Job]) -> Path:
-    with atomic_writer(output / QUARANTINE) as merged:
-        for job in jobs:
-            if job.quarantine.exists():
-                with job.quarantine.open("rb") as part:
-                    shutil.copyfileobj(part, merged)
-    return output / QUARANTINE
-
-
-def _finish(output: Path, tokenizer: Tokenizer, request: Request, jobs: list[Job], parts: list[Part]) -> Manifest:
-    shards = tuple(part.record for part in parts if part.record is not None)
-    counts = {key: sum(getattr(part, key) for part in parts) for key in ("documents", "empty", "bad")}
-    if not shards:
-        raise UserError(f"the input holds no text: {counts['empty']} empty and {counts['bad']} unreadable documents; give files with text")
-    if counts["bad"]:
-        _merge_quarantine(output, jobs)
-    manifest = Manifest(
-        format_version=FORMAT_VERSION,
-        tokenizer=TokenizerRecord(name=tokenizer.name, hash=tokenizer.hash, size=tokenizer.size, eos_id=tokenizer.eos_id),
-        dtype=jobs[0].dtype,
-        tokens=sum(shard.tokens for shard in shards),
-        documents=counts["documents"],
-        shards=shards,
-        request=request,
-        counts=counts,
-    )
-    manifest.write(output)
-    shutil.rmtree(output / PARTS)
-    (output / REQUEST).unlink()
-    return manifest
-
-
-def _summary(output: Path, manifest: Manifest) -> str:
-    dropped = f"; dropped {manifest.counts['empty']:,} empty" if manifest.counts["empty"] else ""
-    bad = f"; {manifest.counts['bad']:,} unreadable, see {output / QUARANTINE}" if manifest.counts["bad"] else ""
-    size = f"{manifest.tokens:,} tokens in {manifest.documents:,} documents, {len(manifest.shards)} shard(s) of {manifest.dtype}"
-    return f"{output}: {size}{dropped}{bad}"
+        say(f"{damage.problem}: {job.name} is made again")
+        part = None
+    if part is None:
+        job.file(output, ".json").unlink(missing_ok=True)  # whoever watches must not take it for the new one
+    return part

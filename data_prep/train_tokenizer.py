@@ -15,7 +15,7 @@ from pathlib import Path
 from data_prep.config import SPECIAL_PIECES, TrainTokenizerConfig
 from data_prep.inputs import InputFile, find_inputs
 from data_prep.progress import say
-from data_prep.readers import read_records
+from data_prep.readers import Wanted, read_records, whole
 from pretrain.data.files import atomic_writer, file_hash
 from pretrain.data.manifest import InputRecord
 from pretrain.data.records import Malformed, read_record
@@ -145,7 +145,7 @@ class _Lines:
 
     def __init__(self, config: TrainTokenizerConfig, files: list[InputFile]) -> None:
         self._left = config.max_bytes
-        self._files = [read_records(file.path, config.text_key) for file in files]
+        self._files = [read_records(whole(file.path), Wanted(config.text_key)) for file in files]
         self.documents = self.bad = 0
         self.first_reason = ""
 

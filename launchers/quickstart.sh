@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a machine with Python to a trained masked-diffusion language model and its samples, in minutes on two cores:
+# From a machine with Python to a trained masked-diffusion language model, its samples and its export, in minutes on two cores:
 #   bash launchers/quickstart.sh
 # Every step that is done is recognised and skipped, so running this again is quick, also after an interruption.
 set -euo pipefail
@@ -24,6 +24,21 @@ step() {
 prepare() { "$PYTHON" launchers/prepare_data.py "$@"; }
 pretrain() { "$VENV/bin/torchrun" --standalone --nproc-per-node=1 launchers/pretrain.py +model=mdlm_tiny name=quickstart "$@"; }
 
+# What anybody does who is given the export: a process of its own, which has transformers and nothing of this project.
+sample_export() {
+    TORCH_DEVICE_BACKEND_AUTOLOAD=0 "$PYTHON" -I - "$1" <<'EOF_PYTHON'
+import sys
+
+from transformers import AutoModel, AutoTokenizer, logging
+
+logging.disable_progress_bar()
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
+model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+print(tokenizer.batch_decode(model.sample(count=1, seed=1).sequences)[0])
+assert "pretrain" not in sys.modules, "the export needed the program that trained it"
+EOF_PYTHON
+}
+
 step "Text: Shakespeare's plays, two of them held out" prepare plays output=$plays/text
 step "Tokenizer of 256 pieces" prepare train_tokenizer input=$plays/text/train.jsonl output=$plays/tokenizer.model vocab_size=256 byte_fallback=false
 for split in train validation; do
@@ -38,17 +53,23 @@ else
         step "Pretraining, first half" pretrain duration.stop_after=200
     fi
     step "Pretraining, resumed from its checkpoint" pretrain
-    rm -f $run/samples.jsonl
+    rm -rf $run/samples.jsonl $run/hub
 fi
 if [[ ! -s $run/samples.jsonl ]]; then
     step "Three samples" "$PYTHON" launchers/sample.py checkpoint=$run count=3 output=$run/samples.jsonl
 fi
+
+if [[ ! -s $run/hub/gate.json ]]; then
+    step "Export for transformers, compared with the network that was trained" "$PYTHON" launchers/convert.py hf checkpoint=$run output=$run/hub
+fi
+step "A sample of the export, by transformers alone" sample_export $run/hub
 
 step "Summary" "$PYTHON" launchers/summary.py $run $plays/validation
 cat <<END
 
 Took $((SECONDS - installed)) s after $((installed - started)) s of installation. What to type next (with $VENV/bin first on PATH):
   python launchers/sample.py checkpoint=$run count=3 prompt='O Romeo'   samples that begin with your words
+  python launchers/convert.py checkpoint from=$run/hub output=runs/imported   the export as a checkpoint; init_from=runs/imported starts a run from it
   torchrun launchers/pretrain.py +model=ar_tiny                         the autoregressive baseline on the same text
   torchrun --nproc-per-node=2 launchers/pretrain.py +model=mdlm_tiny parallel.tensor=2 name=tensor2
   torchrun launchers/pretrain.py +model=mdlm_1p7b check=true            what a 1.7B run would need, without starting it

@@ -1,4 +1,4 @@
-"""python launchers/sample.py checkpoint=runs/NAME [count=3 length=… steps=… temperature=… prompt=… seed=…]: text from a trained model."""
+"""python launchers/sample.py checkpoint=runs/NAME [sampler=… count=3 length=… steps=… prompt=… view=true …]: text from a trained model."""
 
 import sys
 from pathlib import Path
@@ -8,33 +8,22 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from pretrain.command_line import run_command  # noqa: E402
 from pretrain.compose import compose_arguments, resolved, typed  # noqa: E402
-from pretrain.sampling.config import SamplingConfig  # noqa: E402
+from pretrain.sampling.config import SamplingConfig, quoted  # noqa: E402
 
 
 def main() -> int:
-    """Compose, load, sample."""
+    """Compose, open, sample."""
+    sys.argv[1:] = quoted(sys.argv[1:])
     composed = compose_arguments("sample")
     if composed is None:
         return 0
     config = typed(SamplingConfig, resolved(composed))
-    from pretrain.convert.plain_network import open_trained  # torch takes seconds: not before the configuration holds
+    from pretrain.convert.sampled import open_sampled  # torch takes seconds: not before the configuration holds
     from pretrain.plan.machine import available_memory
-    from pretrain.sampling.generate import require_sampled
-    from pretrain.sampling.session import choose_device, choose_dtype, run_sampling
+    from pretrain.sampling.session import choose_device, run_sampling
 
     device = choose_device(config.device)
-    trained = open_trained(Path(config.checkpoint), config.step)
-    require_sampled(trained.run.objective.name)
-    run_sampling(
-        trained.network(device=device, dtype=choose_dtype(config.dtype)),
-        trained.tokenizer,
-        config,
-        vocabulary=trained.vocabulary,
-        trained_length=trained.run.batch.length,
-        step=trained.step,
-        output=Path(config.output or trained.run_directory / "samples.jsonl"),
-        host_memory=available_memory,
-    )
+    run_sampling(open_sampled(Path(config.checkpoint), config.step), config, device=device, host_memory=available_memory)
     return 0
 
 

@@ -5,11 +5,15 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
+from pretrain import preemption
 from pretrain.errors import UserError
+from pretrain.redaction import redact
 
 USER_ERROR_EXIT = 64
 """EX_USAGE of sysexits.h; pretrain.quiet keeps torchrun silent about ranks that leave with it."""
@@ -26,16 +30,20 @@ def answer(yes: bool) -> int:
     return 0 if yes else ANSWERED_NO_EXIT if "TORCHELASTIC_ERROR_FILE" in os.environ else 1
 
 
-def run_command(main: Callable[[], int], *, when_memory_is_full: str) -> int:
+def run_command(main: Callable[[], int], *, when_memory_is_full: str, stoppable: bool = False) -> int:
     """The exit code of `main`. A UserError becomes `error: …` on standard error, and so does memory that does not suffice.
 
-    when_memory_is_full  what the user can make smaller. Other exceptions keep their traceback.
+    when_memory_is_full  what the user can make smaller. Other exceptions keep their traceback, but for the secrets in it.
+    stoppable            the command listens to preemption.Requests; before it does, a request to stop ends it with exit code 75.
     """
+    sys.excepthook = _traceback
     try:
-        with _one_interrupt():
+        with preemption.listening() if stoppable else _one_interrupt():
             return main()
     except UserError as error:
         return _refuse(str(error))
+    except preemption.Stopped as stopped:
+        return _refuse(f"stopped by {stopped.reason} before the first step: nothing had to be saved", preemption.PREEMPTED_EXIT, kind="stop")
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -46,9 +54,13 @@ def run_command(main: Callable[[], int], *, when_memory_is_full: str) -> int:
         raise
 
 
-def _refuse(sentence: str, code: int = USER_ERROR_EXIT) -> int:
+def _traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    print(redact("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr, flush=True)
+
+
+def _refuse(sentence: str, code: int = USER_ERROR_EXIT, kind: str = "error") -> int:
     if _first_to_report():
-        print(f"error: {sentence}", file=sys.stderr, flush=True)
+        print(f"{kind}: {redact(sentence)}", file=sys.stderr, flush=True)
     return code
 
 

@@ -53,7 +53,12 @@ def command_from_arguments(config_name: str = "pretrain") -> Command | None:
 
 def command_from(composed: DictConfig) -> Command:
     """A composed tree as typed values. Raises UserError for unknown keys, missing values and wrong types."""
-    tree = resolved(composed)
+    return command_from_tree(resolved(composed))
+
+
+def command_from_tree(tree: dict[str, Any]) -> Command:
+    """A resolved tree as typed values; it is left as it is. Raises UserError like `command_from`."""
+    tree = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     plan = typed(PlanConfig, tree.pop("plan", {}), prefix="plan")
     check, selftest = _flag(tree, "check"), _selftest_steps(tree)
     for key in SOURCES:
@@ -145,6 +150,8 @@ def typed(kind: type[T], tree: dict[str, Any], prefix: str = "") -> T:
     if missing:
         keys = ", ".join(_join(prefix, key) for key in missing)
         preset = "choose a preset with +model=NAME (--help lists them), or " if kind is RunConfig else ""
+        if all(key.startswith(SOURCES) and key.endswith(".weight") for key in missing):
+            preset = "the weights of this mixture are not published, and none is made up here; leave a source out with ~data.train.NAME, or "
         raise UserError(f"no value for {keys}: {preset}set {'each key' if len(missing) > 1 else f'{keys}=…'}")
     adapter = TypeAdapter(list[kind], config=ConfigDict(extra="forbid"))  # type: ignore[valid-type]  # a dataclass alone takes no config
     try:
@@ -219,7 +226,7 @@ def _hydra_sentence(error: Exception, config_name: str) -> str:
         return unreadable(str(error.override))
     if match := re.match(r"Could not override '([^']+)'", text):
         key = match.group(1).partition("@")[0]
-        if key == "model" and config_name == "pretrain":
+        if key == "model" and config_name in ("pretrain", "submit"):
             return "write +model=PRESET with a plus sign: no preset is loaded by default"
         if re.match(r"data\.(train|validation)\.", key):
             return f"{key} is not in the preset: write +{key}=… to add it"

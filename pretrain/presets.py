@@ -11,6 +11,7 @@ from hydra.core.config_store import ConfigStore
 
 from pretrain.launch_config import PlanConfig
 from pretrain.run_config import RunConfig
+from pretrain.submit_config import SubmitConfig
 
 REQUIRED = "???"
 """Hydra's mark for a value that a preset or the command line must give."""
@@ -95,6 +96,7 @@ def register() -> None:
     store = ConfigStore.instance()
     commands = {"plan": defaults_tree(PlanConfig), "check": False, "selftest": False, "selftest_steps": None}
     store.store(name="run_defaults", node=defaults_tree(RunConfig) | commands, package="_global_")
+    store.store(name="submit_defaults", node=defaults_tree(SubmitConfig), package="_global_")
     for objective in LADDER_OBJECTIVES:
         for size in LADDER:
             store.store(group="model", name=f"{objective}_{size}", node=ladder_preset(size, objective), package="_global_")

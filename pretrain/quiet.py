@@ -1,6 +1,7 @@
 """torchrun without its failure report when ranks left because of a user's mistake, which they have already explained in one sentence, or
 were killed by a signal, which one sentence explains better; without a stack trace when it was told to stop; and with an exit code that says
-which: 64 for a mistake, 1 for an answer of no, 128 + the signal, 69 on a machine whose ranks only lost those of another.
+which: 64 for a mistake, 1 for an answer of no, 75 for ranks that saved when they were told to stop (130 after Ctrl-C), 70 for a hang, 128 + the
+signal that killed a rank, 69 on a machine whose ranks only lost those of another.
 
 `import torch` calls `install` in every process of this environment (entry point `torch.backends`), torchrun's agent among them. It does
 nothing anywhere else, imports nothing heavy, and never raises: it must not stand in the way of other programs that use torch.
@@ -15,16 +16,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pretrain import agent
+
 EXPLAINED = 64
 """Exit code of a rank that has explained itself (pretrain.command_line.USER_ERROR_EXIT)."""
 ANSWERED_NO = 65
 """Exit code of a rank whose command has answered no, in words (pretrain.command_line.ANSWERED_NO_EXIT)."""
 LOST_PEER = 69
 """Exit code of a rank that ended because another one had (pretrain.command_line.LOST_PEER_EXIT)."""
+HUNG = 70
+"""Exit code of a rank whose watchdog found that the run hangs (pretrain.telemetry.watchdog.HUNG_EXIT)."""
+PREEMPTED, INTERRUPTED = 75, 130
+"""Exit codes of a rank that was told to stop (pretrain.preemption)."""
 STOPPED = -signal.SIGTERM
 """Exit code of a rank that torchrun stopped because another one had left."""
 
-_LEAVES_WITH = {EXPLAINED: EXPLAINED, ANSWERED_NO: 1, LOST_PEER: LOST_PEER}
+_LEAVES_WITH = {EXPLAINED: EXPLAINED, ANSWERED_NO: 1, HUNG: HUNG, PREEMPTED: PREEMPTED, INTERRUPTED: INTERRUPTED, LOST_PEER: LOST_PEER}
 """Exit code of an explained rank -> torchrun's, the first that occurs."""
 _WHY = {
     signal.SIGKILL: (
@@ -51,6 +58,8 @@ def install() -> None:
             for name in _LOGGERS:
                 logging.getLogger(name).addFilter(_worth_logging)
             atexit.register(_leave)
+            if _trains():
+                agent.teach(frozenset({EXPLAINED, ANSWERED_NO, PREEMPTED, INTERRUPTED}))
     except Exception:  # noqa: BLE001, S110  # a cosmetic helper must never break `import torch`
         pass
 
@@ -67,6 +76,10 @@ def _runs_our_launcher() -> bool:
     return any(Path(argument).parent.name == "launchers" and argument.endswith(".py") for argument in sys.argv)
 
 
+def _trains() -> bool:
+    return any(Path(argument).parts[-2:] == ("launchers", "pretrain.py") for argument in sys.argv)
+
+
 def _silence_exceptions() -> None:
     before = sys.excepthook
 
@@ -76,7 +89,7 @@ def _silence_exceptions() -> None:
             stopped_by = signal.Signals(getattr(error, "sigval", signal.SIGTERM))
             print(f"torchrun: stopped by {stopped_by.name}", file=sys.stderr)
             _exit_code = 128 + stopped_by
-        elif code := _explained(error):
+        elif code := _explained(error) or _told(error):
             _exit_code = code
         elif (killed := _killed(error)) and _runs_our_launcher():
             rank, failure = killed
@@ -106,6 +119,16 @@ def _explained(error: BaseException) -> int:
     if not codes <= {*_LEAVES_WITH, STOPPED}:
         return 0
     return next((leaves_with for code, leaves_with in _LEAVES_WITH.items() if code in codes), 0)
+
+
+def _told(error: BaseException) -> int:
+    """The exit code, where every rank that failed was ended by the signal that was handed on to it, before it listened; else 0."""
+    codes = {failure.exitcode for failure in _failures(error).values()}
+    if not agent.told or not codes or not codes <= {-number for number in agent.told} | _LEAVES_WITH.keys() | {STOPPED}:
+        return 0
+    if not codes & _LEAVES_WITH.keys():  # no rank has said anything
+        print(f"torchrun: stopped by {agent.told[0].name} before its ranks had begun", file=sys.stderr)
+    return INTERRUPTED if agent.told[0] == signal.SIGINT else PREEMPTED
 
 
 def _killed(error: BaseException) -> tuple[int, Any] | None:

@@ -38,6 +38,7 @@ _IN_FP32 = ("backbone.", "objective.", "optimizer.", "schedule.")
 RANGES: dict[str, Range] = {
     "name": _FOLDER_NAME,
     "root": _TEXT,
+    "init_from": _TEXT,
     "seed": (lambda n: 0 <= n < 2**63, "lie in [0, 2^63); use for example 1"),
     "tokenizer": (lambda s: s.endswith((".model", ".json")), "name a sentencepiece .model or a Hugging Face tokenizer.json"),
     "backbone.hidden": _up_to(2**20),
@@ -80,9 +81,16 @@ RANGES: dict[str, Range] = {
     "validation.draws": _up_to(10_000),
     "checkpoint.every": _COUNT,
     "checkpoint.keep": _NOT_NEGATIVE,
+    "checkpoint.milestone_tokens": (lambda x: 1 <= x <= 1e18, "lie in [1, 1e18]; use for example 1e11, or null for none"),
     "telemetry.log_every": _COUNT,
     "telemetry.wandb_project": _TEXT,
     "telemetry.peak_tflops": (lambda x: 1e-6 <= x <= 1e9, "lie in [1e-6, 1e9]; leave it out for the device's own"),
+    "telemetry.hang_seconds": (lambda x: x == 0 or 1 <= x <= 604_800, "lie in [1, 604800] seconds, or be 0 for no watchdog; use 1800"),
+    "guard.spike_threshold": (lambda x: 1 <= x <= 1000, "lie in [1, 1000] deviations; use 6"),
+    "guard.spike_warmup": (lambda n: 10 <= n <= 10**6, "lie in [10, 1000000], since a deviation needs observations; use 200"),
+    "guard.max_skips": _NOT_NEGATIVE,
+    "guard.window": _COUNT,
+    "guard.replicas_every": _NOT_NEGATIVE,
 }
 """Every number and free text of a RunConfig but the sources of data.train and data.validation, which have rules of their own."""
 

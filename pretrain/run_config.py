@@ -12,7 +12,7 @@ from pretrain.data.config import DataConfig
 from pretrain.engine.config import OptimizerConfig, PrecisionConfig, ScheduleConfig
 from pretrain.objectives.config import ObjectiveConfig
 from pretrain.parallel.config import ParallelConfig
-from pretrain.telemetry.config import TelemetryConfig
+from pretrain.telemetry.config import GuardConfig, TelemetryConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +47,18 @@ class ValidationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """every: steps between checkpoints (the last step is always saved). keep: complete checkpoints retained (0: all)."""
+    """When a run is saved, and what is kept.
+
+    every             steps between checkpoints (the last step is always saved).
+    keep              complete checkpoints retained (0: all); milestones are kept besides.
+    milestone_tokens  a checkpoint is saved, and never deleted, as soon as another so many input tokens are consumed; None: no milestones.
+    asynchronous      train on while a copy of the state in host memory is written; false: wait for the disk, and need no such memory.
+    """
 
     every: int = 1000
     keep: int = 3
+    milestone_tokens: float | None = None
+    asynchronous: bool = True
 
 
 def input_config(objective: ObjectiveConfig) -> InputConfig:
@@ -70,12 +78,17 @@ class RunConfig:
     tokenizer  a sentencepiece .model or a Hugging Face tokenizer.json; the data manifest must name the same one.
     resume     auto: continue the newest complete checkpoint, or start in an empty directory; changed: continue although settings that the
                steps to come depend on have changed (checkpoint.changes says which those are); fresh: move what is there aside and start over.
+    init_from    where a run takes its first weights from: another run's directory or checkpoint, of any layout, or a folder that `transformers`
+                 loads (convert.origin); None: drawn from the seed. The run starts at step 0 all the same. Its own checkpoints come first.
+    init_moments   take AdamW's moments too, where that checkpoint has them; otherwise they start from zero.
     """
 
     name: str
     root: str = "runs"
     seed: int = 1
     resume: Literal["auto", "changed", "fresh"] = "auto"
+    init_from: str | None = None
+    init_moments: bool = False
     tokenizer: str
     objective: ObjectiveConfig
     backbone: BackboneConfig
@@ -89,6 +102,7 @@ class RunConfig:
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
 
     def __post_init__(self) -> None:
         """What the network reads follows from the objective."""

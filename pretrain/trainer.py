@@ -1,88 +1,84 @@
 """The training loop. Everything it needs is built before it starts; it knows no objective, no layout and no file format.
 
-main -> run -> Trainer.fit: next(loader) -> engine.train_step -> telemetry -> validate and save when due.
+main -> run -> Trainer.fit: next(loader) -> engine.train_step -> guard -> telemetry -> validate and save when due. Before every step the ranks
+agree whether to go on (preemption.Requests).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from functools import partial
 
-import numpy as np
-import torch
 import yaml
 
-from pretrain.backbones.parameters import count_parameters
-from pretrain.build import build_engine, build_objective, build_samples, compute_dtype
+from pretrain import preemption
+from pretrain.build import build_engine, build_objective, build_samples
 from pretrain.checkpoint.changes import Freedom, changes, read_config
-from pretrain.checkpoint.health import require_finite
-from pretrain.checkpoint.history import PHASES, phases_from, recorded_phases, switch
+from pretrain.checkpoint.history import PHASES, SKIPS, phases_from, recorded_phases, skips_from, switch
 from pretrain.checkpoint.layout import Layout, TrainState
 from pretrain.checkpoint.lock import lock_run
 from pretrain.checkpoint.manager import Checkpoint, CheckpointManager
 from pretrain.checkpoint.peers import Peers
 from pretrain.checkpoint.reshape import load_any_layout
 from pretrain.checkpoint.resume import MEANT, RATES_AHEAD, ResumeCard, freeze_run, meant, versions
-from pretrain.data.loader import Loader, build_loader, build_validation_loader
+from pretrain.checkpoint.saving import Saved, Saving
+from pretrain.convert.initial import require_own, start_from
+from pretrain.data.batch import BatchShard
+from pretrain.data.loader import Loader, build_loader
 from pretrain.data.phases import to_record
 from pretrain.data.samples import TrainingSamples, ValidationSamples
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.engine.safe_files import require_safe
 from pretrain.engine.schedule import learning_rate
-from pretrain.engine.statistics import TIME_BINS, StepResult, time_records
 from pretrain.engine.zero import Engine
+from pretrain.engine.zero_files import ALLOWED
 from pretrain.errors import UserError
-from pretrain.evaluation.likelihood import LikelihoodResult, estimate_likelihood
+from pretrain.evaluation.likelihood import LikelihoodResult
+from pretrain.guard import Guard
 from pretrain.objectives.base import Objective
 from pretrain.parallel import groups as parallel_groups
 from pretrain.parallel import platform
 from pretrain.parallel.groups import Groups
-from pretrain.rules import Derived, resolve, run_flops_per_token, run_vocabulary
+from pretrain.redaction import redacted
+from pretrain.rules import Derived, resolve, run_vocabulary
 from pretrain.run_config import RunConfig
+from pretrain.run_records import Window, open_log, training_record
+from pretrain.telemetry.heartbeat import Heartbeat, gather_values
 from pretrain.telemetry.log import RunLog
-from pretrain.telemetry.throughput import Compute, Throughput, device_peak, peak_memory_gib
+from pretrain.telemetry.throughput import Throughput
+from pretrain.telemetry.watchdog import Watchdog
+from pretrain.validation import validate, validation_record
+
+GUARD, OWED = "guard", "validation_owed"
+"""In TrainState.extras: the guard's state; whether a stop cut this step's validation short."""
+POLL_SECONDS = 0.5
+"""While a rank waits for data, it looks so often whether it shall stop."""
 
 
 def run(config: RunConfig) -> int:
-    """Train, or continue, the run that the configuration describes; 0 when it reached its last step."""
-    groups = parallel_groups.initialize(config.parallel, seed=config.seed)
+    """Train, or continue, the run that the configuration describes; the exit code: 0 when it reached its last step."""
+    hang = config.telemetry.hang_seconds  # the watchdog must speak before the collectives themselves give up
+    groups = parallel_groups.initialize(config.parallel, seed=config.seed, timeout_minutes=max(30.0, hang / 30))
     try:
         trainer = Trainer(config, groups)
         try:
-            trainer.fit()
+            reason = trainer.fit()
         finally:
             trainer.close()
+        trainer.peers.exchange(None)  # torchrun ends the other ranks when one has left
     finally:
         parallel_groups.shutdown()
-    return 0
-
-
-@dataclass
-class Window:
-    """Sums since the last training record."""
-
-    steps: int = 0
-    loss: float = 0.0
-    nelbo: float = 0.0
-    gradient_norm: float = 0.0
-    tokens: int = 0
-    time_sums: np.ndarray = field(default_factory=lambda: np.zeros((TIME_BINS, 5)))
-
-    def add(self, result: StepResult) -> None:
-        """Count one step."""
-        self.steps += 1
-        self.loss += result.loss * result.tokens
-        self.nelbo += result.nelbo * result.tokens
-        self.gradient_norm = max(self.gradient_norm, result.gradient_norm)
-        self.tokens += result.tokens
-        self.time_sums = self.time_sums + result.time_sums
+    return preemption.exit_code(reason) if reason else 0
 
 
 class Trainer:
-    """A run on this rank."""
+    """A run on this rank. step: optimizer steps done."""
 
     def __init__(self, config: RunConfig, groups: Groups) -> None:
         self.config, self.groups, self.device = config, groups, platform.device()
+        self.requests, self.step = preemption.current(), 0
+        self.reason: str | None = None
         tokenizer = Tokenizer(config.tokenizer)
         vocabulary = run_vocabulary(config, tokenizer)
         self.meant = meant(config, vocabulary, tokenizer.hash)
@@ -96,7 +92,9 @@ class Trainer:
         self.lock = lock_run(config.directory, self.peers)
         try:
             self._begin()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, preemption.Stopped) and self.peers.is_writer:
+                preemption.leave_marker(config.directory, error.reason, self.step)
             self.lock.release()
             raise
 
@@ -105,69 +103,145 @@ class Trainer:
         config, peers = self.config, self.peers
         self.manager = CheckpointManager(config.directory, config.checkpoint.keep, peers)
         checkpoint = self.manager.begin(config.resume)
-        self.start = checkpoint.step if checkpoint else 0
+        require_own(checkpoint, config)
+        extras = checkpoint.state.extras if checkpoint else {}
+        self.step = self.saved = checkpoint.step if checkpoint else 0
+        self.owed = bool(extras.get(OWED))
+        self.samples.skips = skips_from(checkpoint.state if checkpoint else None)
         card = self._resume_card(checkpoint) if checkpoint else None
         if card:
             card.require_legal(config.resume)
-        self.config_text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+        self.config_text = yaml.safe_dump(redacted(dataclasses.asdict(config)), sort_keys=False)
         peers.writer(lambda: freeze_run(config.directory, self.config_text))
         self.engine: Engine = build_engine(config, self.objective, self.groups, self.device)
         opened: list[tuple[RunLog, Throughput]] = []
         peers.everyone(lambda: opened.append(self._open_log(checkpoint)))  # the main rank alone opens files, and all leave if it cannot
         self.log, self.throughput = opened[0]
+        background = Peers.apart() if config.checkpoint.asynchronous else None
+        self.saving = Saving(self.manager, Peers.apart(), background, self._report_saved)
+        self._build_watch()
         if card:
             self._restore(card)
+            self.guard.load(extras.get(GUARD, {}))
+        elif config.init_from is not None:
+            self.log.event(0, "start", start_from(config, self.engine, self.objective, peers))
+
+    def _build_watch(self) -> None:
+        """What looks after the run while it goes on."""
+        config, groups = self.config, self.groups
+        clip = "lower optimizer.clip" if config.optimizer.clip else "set optimizer.clip=1"
+        self.advice = (
+            f"lower schedule.peak or {clip}, remove the checkpoints after the last good one, and start again with resume=changed"
+        )
+        self.guard = Guard(config.guard, self.engine, self.samples, self.log.event, self.advice)
+        self.watchdog = Watchdog(config.directory, groups.world_rank, groups.world_size, config.telemetry.hang_seconds)
+        self.heartbeat = Heartbeat(partial(gather_values, device=self.device), sampled=self.device.type == "cuda")
+        self.requests.watch(config.directory, groups.world_size)
+        self.peers.writer(lambda: preemption.clear_marker(config.directory))
 
     # ---- the loop -----------------------------------------------------------------------------------------------------------------
 
-    def fit(self) -> None:
-        """Train to the last step of this start, with records, validation and checkpoints when they are due."""
-        last, window, saved = self.derived.last_step, Window(), False
-        if self.start >= last:
-            if last < self.derived.steps:
-                why = f"step {self.start} of {self.derived.steps} is done, and duration.stop_after={last} does not lie ahead of it"
-            else:
-                why = f"step {self.start} of {last} is done"
-            self.log.event(self.start, "finished", f"nothing to do: {why}")
-            return
+    def fit(self) -> str | None:
+        """Train to the last step of this start, with records, validation and checkpoints when they are due. Why it was stopped before, if so."""
+        if self.step >= self.derived.last_step and not self.owed:
+            self.log.event(self.step, "finished", f"nothing to do: {self._why_finished()}")
+            return None
+        self.watchdog.start()
+        self.requests.defer()
+        if self.owed and self.held_out:
+            self.validate(self.step)
+        while (rewind := self._walk()) is not None:
+            self._rewind(*rewind)
+        if self.reason:
+            self._leave()
+            return self.reason
+        self.saving.finish()
+        return None
+
+    def _walk(self) -> tuple[int, str] | None:
+        """Steps until the last one or a stop; or until one went wrong that asks for a rewind: its 0-based number, and what is said about it."""
+        last, window = self.derived.last_step, Window()
         with self._training_loader() as loader:
-            for shard in loader:
+            while self.step < last and not self.reason:
+                self.heartbeat.begin(last=self._due(self.step + 1, self.config.telemetry.log_every))
+                shard = self._next(loader)
+                if shard is None:
+                    break
                 lr, step = self.lr(shard.step), shard.step + 1
-                window.add(self._finite(step, self.engine.train_step(shard, lr)))
+                result = self.engine.train_step(shard, lr)
+                self.heartbeat.end()
+                verdict = self.guard.check(shard, result)
+                if verdict.action == "rewind":
+                    return shard.step, verdict.message
+                if verdict.action == "keep":
+                    window.add(result)
+                self.step = step
                 self.throughput.add(self.derived.tokens_per_step)
                 self.log.advance(step)
                 if self._due(step, self.config.telemetry.log_every):
                     self._record(step, lr, window)
                     window = Window()
                 with self.throughput.pause():
-                    if saved:  # the step after a save was sound, so what was saved can replace what came before
-                        self.manager.prune()
-                    saved = self._due(step, self.config.checkpoint.every)
+                    self.guard.check_replicas(step)
+                    if verdict.action == "keep":
+                        self.saving.boundary(step)
                     if self.held_out and self._due(step, self.config.validation.every):
                         self.validate(step)
-                    if saved:
+                    if self._due(step, self.config.checkpoint.every) or self._milestone(step):
                         self.save(step, lr)
-                if step >= last:
-                    break
-        self.manager.prune()
+        return None
 
-    def _finite(self, step: int, result: StepResult) -> StepResult:
-        """Raises UserError for a loss or gradient that is not finite, before anything after it is saved: the same on every rank."""
-        # DeepSpeed's helpers answer -1 for a norm that is not finite.
-        if math.isfinite(result.loss) and math.isfinite(result.gradient_norm) and result.gradient_norm >= 0:
-            return result
-        raise self._diverged(f"step {step} gave loss {result.loss:.4g} and gradient norm {result.gradient_norm:.4g}")
+    def _next(self, loader: Loader) -> BatchShard | None:
+        """The next batch, when all ranks have theirs; None: a rank was asked to stop, and all know."""
+        self.watchdog.beat(self.step, "data")
+        while not loader.ready(POLL_SECONDS) and not self.requests.asked:
+            pass
+        shard = next(loader) if loader.ready(0) else None
+        self.reason = preemption.agreed(self.engine.agree(shard, self.requests.votes()))
+        if self.reason or shard is None:
+            return None
+        self.watchdog.beat(self.step, "step", [number for batch in shard.micro_batches for number in batch.sample_ids])
+        return shard
 
-    def _diverged(self, what: str) -> UserError:
-        clip = "lower optimizer.clip" if self.config.optimizer.clip else "set optimizer.clip=1"
-        return UserError(
-            f"{what}: the run diverged and stops here, with its earlier checkpoints intact; lower schedule.peak or {clip}, remove the "
-            "checkpoints after the last good one, and start again with resume=changed"
-        )
+    def _leave(self) -> None:
+        """Stopped before the end: save, and leave word for whoever starts the run again."""
+        assert self.reason is not None
+        reason, step = self.reason, self.step
+        if self.saved != step:
+            self.save(step, self.lr(step - 1))
+        self.saving.wait()
+        self.peers.writer(lambda: preemption.leave_marker(self.config.directory, reason, step))
+        what = "everything is saved" if step else "nothing had to be saved"
+        self.log.event(step, "stopped", f"by {reason} after step {step}: {what}, and the same command continues")
+
+    def _rewind(self, bad: int, said: str) -> None:
+        """Back to the last checkpoint, and on with the text after that of step `bad` (0-based)."""
+        self.watchdog.beat(self.step, "rewind")
+        self.saving.settle()
+        checkpoint = self.manager.latest()
+        if checkpoint is None:
+            raise UserError(f"{said}: there is no checkpoint yet to rewind to, so the run stops here; {self.advice}")
+        card = self._resume_card(checkpoint)
+        count = self.samples.skips.rewind(checkpoint.step, bad)
+        self._load(card)
+        self.guard.rewound(checkpoint.state.extras.get(GUARD, {}))
+        self.step = self.saved = checkpoint.step
+        self.peers.everyone(lambda: self.log.rewind(checkpoint.step))
+        self.log.event(self.step, "rewind", f"{said}; back to step {self.step}, leaving out the text of {count} steps: {self.samples.skips.entries}")
+
+    def _why_finished(self) -> str:
+        if self.step < self.derived.last_step or self.derived.last_step == self.derived.steps:
+            return f"step {self.step} of {self.derived.last_step} is done"
+        return f"step {self.step} of {self.derived.steps} is done, and duration.stop_after={self.derived.last_step} does not lie ahead of it"
 
     def _due(self, step: int, every: int) -> bool:
         """Every so many steps (0: never), and at the last step of the schedule or of this start."""
         return step >= self.derived.last_step or (every > 0 and step % every == 0)
+
+    def _milestone(self, step: int) -> bool:
+        """Whether this step consumed the last token of a multiple of checkpoint.milestone_tokens."""
+        every, per_step = self.config.checkpoint.milestone_tokens, self.derived.tokens_per_step
+        return every is not None and step * per_step // int(every) > (step - 1) * per_step // int(every)
 
     def lr(self, step: int) -> float:
         """Learning rate of update number `step` (0-based)."""
@@ -175,87 +249,38 @@ class Trainer:
 
     # ---- validation and telemetry -------------------------------------------------------------------------------------------------
 
-    def validate(self, step: int) -> LikelihoodResult:
-        """The whole held-out set once."""
+    def validate(self, step: int) -> LikelihoodResult | None:
+        """The whole held-out set once; None, and owed to the next start, if the ranks agreed to stop."""
         assert self.held_out is not None
-        nats, counts = [], []
-        loader = build_validation_loader(
-            self.held_out, self.config.data, self.config.batch, dp_rank=self.groups.data.rank, dp_size=self.groups.data.size, device=self.device
-        )
-        with loader:
-            for shard in loader:
-                nats_N, count_N = self.engine.evaluate(shard)
-                nats.append(nats_N.numpy())
-                counts.append(count_N.numpy())
-        ids = self.held_out.sequences(sum(map(len, nats)))
-        result = estimate_likelihood(
-            ids, np.concatenate(nats), np.concatenate(counts), label=self.objective.label(evaluation=True), importance=self.objective.importance
-        )
-        # A draw of a sequence is one record in each part.
-        result = dataclasses.replace(result, draws=result.draws // self.objective.evaluation_parts)
-        self.log.validation(step, self._validation_record(step, result))
+
+        def go_on(samples: tuple[int, ...]) -> bool:
+            self.watchdog.beat(step, "validation", samples)
+            self.reason = preemption.agreed(self.engine.agree(None, self.requests.votes()))
+            return self.reason is None
+
+        result = validate(self.engine, self.held_out, self.config, self.device, go_on)
+        self.watchdog.beat(step, "checkpoint")
+        self.owed = result is None
+        if result is None:
+            return None
+        self.log.validation(step, validation_record(step * self.derived.tokens_per_step, result))
         if not math.isfinite(result.nats_per_token):
-            raise self._diverged(f"validation at step {step} gave {result.nats_per_token:.4g} nats per token")
+            raise UserError(
+                f"validation at step {step} gave {result.nats_per_token:.4g} nats per token: the run diverged and stops here, with its earlier "
+                f"checkpoints intact; {self.advice}"
+            )
         return result
 
-    def _validation_record(self, step: int, result: LikelihoodResult) -> dict[str, object]:
-        record: dict[str, object] = {
-            "tokens": step * self.derived.tokens_per_step,
-            "nelbo_nats_per_token": result.nats_per_token,
-            "ci95_nats_per_token": (result.ci_high - result.ci_low) / 2,
-            "nelbo_label": result.label,
-            "validation_tokens": result.tokens,
-            "validation_sequences": result.sequences,
-            "draws": result.draws,
-            "summary": result.describe(),
-        }
-        return record | ({"perplexity": result.perplexity} if result.label != "not_a_likelihood" else {})
-
     def _record(self, step: int, lr: float, window: Window) -> None:
-        speed = self.throughput.read()
-        bins = time_records(window.time_sums)
-        self.log.train(
-            step,
-            {
-                "tokens": step * self.derived.tokens_per_step,
-                "loss_nats_per_token": window.loss / window.tokens,
-                "nelbo_nats_per_token": window.nelbo / window.tokens,
-                "lr": lr,
-                "gradient_norm": window.gradient_norm,
-                "peak_memory_gib": peak_memory_gib(self.device),
-                **speed,
-                "loss_bearing_tokens_per_second": speed["tokens_per_second"] * window.tokens / (window.steps * self.derived.tokens_per_step),
-            }
-            | ({"t_bins": bins} if bins else {}),
-        )
+        speed, ranks = self.throughput.read(), self.heartbeat.read()
+        if window.steps == 0:  # every step of it was left out
+            return
+        tokens, per_step = step * self.derived.tokens_per_step, self.derived.tokens_per_step
+        self.log.train(step, training_record(window, speed, tokens=tokens, tokens_per_step=per_step, lr=lr, device=self.device) | ranks)
 
     def _open_log(self, checkpoint: Checkpoint | None) -> tuple[RunLog, Throughput]:
-        model_size = self.objective.vocabulary.model_size
-        flops = run_flops_per_token(self.config, model_size)
-        dtype: Compute = "fp8" if self.config.precision.fp8 else "bf16" if compute_dtype(self.config) is torch.bfloat16 else "fp32"
-        peak = device_peak(self.device, dtype, self.config.telemetry.peak_tflops)
-        log = RunLog(
-            self.config.directory,
-            is_main=self.groups.is_main,
-            settings=self.config.telemetry,
-            label=self.objective.label(evaluation=False),
-            resumed_step=checkpoint.step if checkpoint else None,
-            total_steps=self.derived.steps,
-            last_step=self.derived.last_step,
-            run_name=self.config.name,
-            config=dataclasses.asdict(self.config),
-            facts={
-                "parameters": count_parameters(self.config.backbone, model_size),
-                "vocabulary": dataclasses.asdict(self.objective.vocabulary),
-                "training_flops_per_token": flops,
-                "flops_formula": "3 x forward matrix products, attention scores and values counted in full",
-                "peak_flops_per_rank": peak.flops,
-                "peak_source": peak.source,
-                "layout": str(self._layout()),
-                "compute": dtype,
-            },
-        )
-        return log, Throughput(flops, peak.flops, ranks=self.groups.world_size)
+        resumed = checkpoint.step if checkpoint else None
+        return open_log(self.config, self.objective, self.derived, self.groups, self.device, layout=self._layout(), resumed_step=resumed)
 
     # ---- data ---------------------------------------------------------------------------------------------------------------------
 
@@ -266,20 +291,21 @@ class Trainer:
             self.config.batch,
             dp_rank=self.groups.data.rank,
             dp_size=self.groups.data.size,
-            start_step=self.start,
+            start_step=self.step,
             device=self.device,
         )
 
     # ---- checkpoints --------------------------------------------------------------------------------------------------------------
 
     def save(self, step: int, lr: float) -> None:
-        """Write a checkpoint after `step` updates. Raises UserError, with the earlier ones intact, for weights that are not finite or a full disk."""
-        self.peers.everyone(lambda: require_finite(self.engine, step))
+        """Save the state after `step` updates, in the background if so configured. Raises UserError, with the earlier checkpoints intact, for
+        weights that are not finite, or for a full disk (in the background at a later boundary)."""
+        self.watchdog.beat(step, "checkpoint")
         last = self.derived.steps - 1
         state = TrainState(
             step=step,
             tokens=step * self.derived.tokens_per_step,
-            samples=step * self.config.batch.global_sequences,
+            samples=self.samples.numbers(step).start,
             lr=lr,
             next_batch=self.samples.fingerprint(step),
             seed=self.config.seed,
@@ -287,14 +313,21 @@ class Trainer:
             backbone=dataclasses.asdict(self.config.backbone),
             rows=self.objective.vocabulary.padded_size,
             versions=versions(),
-            extras={MEANT: self.meant, PHASES: to_record(self.samples.mixture.phases), RATES_AHEAD: self._rates([step, (step + last) // 2, last])},
-        )
-        folder = self.manager.save(step, self.engine.save, state, self.config_text)
-        self.log.event(step, "checkpoint", f"saved {folder}")
+            extras={
+                MEANT: self.meant, PHASES: to_record(self.samples.mixture.phases), SKIPS: self.samples.skips.entries,
+                RATES_AHEAD: self._rates([step, (step + last) // 2, last]), GUARD: self.guard.state(), OWED: self.owed,
+            },
+            milestone=self._milestone(step),
+        )  # fmt: skip
+        self.saving.start(step, self.engine, state, self.config_text)
+        self.saved = step
+
+    def _report_saved(self, saved: Saved) -> None:
+        self.log.event(saved.step, "checkpoint", str(saved), saved.figures)
 
     def _resume_card(self, checkpoint: Checkpoint) -> ResumeCard:
         then = checkpoint.state
-        found = changes(read_config(checkpoint.folder), dataclasses.asdict(self.config), then.extras.get(MEANT, {}), self.meant)
+        found = changes(read_config(checkpoint.folder), redacted(dataclasses.asdict(self.config)), then.extras.get(MEANT, {}), self.meant)
         if not any(change.freedom is Freedom.FIXED for change in found):  # another run, which the card refuses, has other phases
             self.samples.follow(phases_from(self.config, checkpoint.folder, then))
         return ResumeCard(
@@ -313,24 +346,32 @@ class Trainer:
         return {str(step): self.lr(step) for step in steps}
 
     def _restore(self, card: ResumeCard) -> None:
-        """Load weights and moments, in this layout or from another one, and say what is continued."""
-        if card.same_files:
-            self.engine.load(card.checkpoint)
-        else:  # logical tensors fit every engine
-            load_any_layout(self.engine, card.checkpoint, self.peers)
-            self.engine.load_objective(card.checkpoint)
+        """Load the checkpoint, and say what is continued."""
+        self._load(card)
         found = all("exp_avg" in self.engine.base_optimizer.state[flat] for flat in self.engine.flat_partitions())
         self.log.event(card.then.step, "resume", dataclasses.replace(card, optimizer_found=found).render())
         before, now = recorded_phases(card.checkpoint, card.then), list(self.samples.mixture.phases)
         if changed := switch(before, now, card.then.samples, self.config.batch.length):
             self.log.event(card.then.step, "data", changed)
 
+    def _load(self, card: ResumeCard) -> None:
+        """Weights and moments, in this layout or from another one."""
+        pickled = sorted(card.checkpoint.rglob("*.pt"))[self.peers.rank :: self.peers.size]
+        self.peers.everyone(lambda: require_safe(pickled, ALLOWED))  # all leave if one is forged
+        if card.same_files:
+            self.engine.load(card.checkpoint)
+        else:  # logical tensors fit every engine
+            load_any_layout(self.engine, card.checkpoint, self.peers)
+            self.engine.load_objective(card.checkpoint)
+
     def _layout(self) -> Layout:
         return Layout.of(self.config.parallel, self.groups.data.size)
 
     def close(self) -> None:
-        """Finish logs, and leave the run directory to the next one."""
+        """Let a save that is in flight end, finish logs, and leave the run directory to the next one."""
         try:
+            self.saving.close(lambda trouble: self.log.event(self.step, "checkpoint", trouble))
+            self.watchdog.close()
             self.log.close()
         finally:
             self.lock.release()

@@ -76,8 +76,10 @@ def train(config: RunConfig, *, kill_at: int | None = None) -> dict[str, Any]:
         return result
 
     trainer.engine.train_step = watched  # type: ignore[method-assign]
-    trainer.fit()
-    trainer.close()
+    try:
+        trainer.fit()
+    finally:
+        trainer.close()
     flats = [flat.detach().clone() for flat in trainer.engine.flat_partitions()]
     states = [trainer.engine.base_optimizer.state[flat] for flat in trainer.engine.flat_partitions()]
     moments = [state[key].clone() for state in states for key in ("exp_avg", "exp_avg_sq")]

@@ -312,12 +312,13 @@ def test_own_presets_from_another_folder(tmp_path: Path) -> None:
 
 def test_every_number_and_text_has_a_range() -> None:
     closed = {
-        "resume", "objective.name", "objective.low_variance", "objective.evaluation", "objective.duo", "objective.duo.curriculum",
+        "resume", "init_moments", "objective.name", "objective.low_variance", "objective.evaluation", "objective.duo", "objective.duo.curriculum",
         "objective.esolm", "objective.esolm.evaluate", "objective.replaid", "objective.replaid.output_prior", "objective.mdm_prime",
         "objective.mdm_prime.join", "objective.mdm_prime.carry_over", "objective.mdm_prime.loss",
         "backbone.kind", "backbone.qk_norm", "backbone.recompute",
         "data.train", "data.validation", "data.phases", "data.document_masks", "data.loader", "optimizer.decay", "schedule.kind", "precision.compute",
-        "precision.fp8", "precision.fp32_residual", "parallel.sequence", "telemetry.wandb",
+        "precision.fp8", "precision.fp32_residual", "parallel.sequence", "checkpoint.asynchronous", "telemetry.wandb",
+        "guard.nonfinite", "guard.spike",
     }  # fmt: skip
     keys = set(known_keys(RunConfig))
     sections = {key.partition(".")[0] for key in keys if "." in key}

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pretrain import quiet
+from pretrain import preemption, quiet
 from pretrain.command_line import LOST_PEER_EXIT, USER_ERROR_EXIT
+from pretrain.telemetry.watchdog import HUNG_EXIT
 
 
 class ChildFailedError(Exception):
@@ -36,7 +37,10 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseException]]:
     monkeypatch.setattr(quiet, "_exit_code", None)
     registered: list[object] = []
     monkeypatch.setattr(atexit, "register", registered.append)
+    taught: list[frozenset[int]] = []
+    monkeypatch.setattr(quiet.agent, "teach", taught.append)
     quiet.install()
+    assert taught == [frozenset({64, 65, 75, 130})]
     assert registered == [quiet._leave]
     yield seen
     for name in quiet._LOGGERS:
@@ -57,6 +61,12 @@ def fail(error: BaseException) -> None:
         (ChildFailedError(69, 69), 69),
         (ChildFailedError(65, 65), 1),
         (ChildFailedError(65, 69, -15), 1),
+        (ChildFailedError(75, 75), 75),
+        (ChildFailedError(75, -15, 69), 75),
+        (ChildFailedError(130, 130), 130),
+        (ChildFailedError(70, 69, 70), 70),
+        (ChildFailedError(75, 64), 64),
+        (ChildFailedError(75, 1), None),
         (ChildFailedError(65, 1), None),
         (ChildFailedError(64, 1), None),
         (ChildFailedError(1), None),
@@ -103,6 +113,19 @@ def test_killed_ranks_of_other_programs_keep_torchruns_report(agent: list[BaseEx
     assert quiet._worth_logging(logging.LogRecord("x", logging.ERROR, "f", 1, "failed (exitcode: -9) local_rank: 0", (), None))
 
 
+@pytest.mark.parametrize(("number", "codes", "code"), [(15, (-15, -15), 75), (10, (-10, 75), 75), (2, (-2, 130), 130)])
+def test_ranks_that_died_of_a_request_before_they_listened(agent, monkeypatch, number, codes, code, capsys) -> None:
+    monkeypatch.setattr(quiet.agent, "told", [signal.Signals(number)])
+    fail(ChildFailedError(*codes))
+    said = capsys.readouterr().err
+    assert not agent and quiet._exit_code == code
+    assert said == ("" if any(c > 0 for c in codes) else f"torchrun: stopped by {signal.Signals(number).name} before its ranks had begun\n")
+    monkeypatch.setattr(quiet.agent, "told", [])
+    monkeypatch.setattr(quiet, "_exit_code", None)
+    fail(ChildFailedError(*codes))
+    assert quiet._exit_code != 75
+
+
 def test_a_signal_is_one_line(agent: list[BaseException], capsys: pytest.CaptureFixture[str]) -> None:
     class SignalException(Exception):
         sigval = 2
@@ -123,7 +146,9 @@ def test_log_records(agent: list[BaseException]) -> None:
     def kept(message: str, *values: object) -> bool:
         return quiet._worth_logging(logging.LogRecord("x", logging.ERROR, "f", 1, message, values, None))
 
-    assert (quiet.EXPLAINED, quiet.LOST_PEER) == (USER_ERROR_EXIT, LOST_PEER_EXIT)
+    assert (quiet.EXPLAINED, quiet.LOST_PEER, quiet.HUNG) == (USER_ERROR_EXIT, LOST_PEER_EXIT, HUNG_EXIT)
+    assert (quiet.PREEMPTED, quiet.INTERRUPTED) == (preemption.PREEMPTED_EXIT, preemption.INTERRUPTED_EXIT)
+    assert preemption.CLOSING == quiet.agent.CLOSING and preemption.LOST_PEER_EXIT == LOST_PEER_EXIT
     for code in (64, 69, -9, -15):
         assert not kept("failed (exitcode: %s) local_rank: %s", code, 0)
     assert kept("failed (exitcode: %s) local_rank: %s", 1, 0)

@@ -173,7 +173,8 @@ NONSENSE: dict[str, list[Any]] = {
 }
 MAY_BE_ZERO = {
     "seed", "objective.mask_id", "schedule.warmup_steps", "schedule.final", "optimizer.clip", "optimizer.ema", "optimizer.weight_decay",
-    "optimizer.beta1", "optimizer.beta2", "validation.every", "checkpoint.keep", "objective.schedule_eps", "data.random_length_probability",
+    "optimizer.beta1", "optimizer.beta2", "validation.every", "checkpoint.keep", "telemetry.hang_seconds", "guard.max_skips",
+    "guard.replicas_every", "objective.schedule_eps", "data.random_length_probability",
     "objective.duo.log10_tau_start", "objective.duo.log10_tau_end", "objective.duo.curriculum_start", "objective.duo.curriculum_end",
     "objective.duo.gamma_min", "objective.duo.gamma_max", "objective.esolm.alpha_0", "objective.replaid.gamma_0", "objective.replaid.gamma_1",
     "objective.replaid.self_conditioning", "objective.replaid.prior_ramp_steps", "objective.replaid.endpoint_decay",

@@ -219,10 +219,10 @@ def poisoned(config, where: str) -> tuple[str, list[str]]:
 def test_poisoned_weights_are_never_saved(tmp_path, where, ranks, words):
     """Also where one rank alone holds them: all must leave, and the good checkpoints must stay."""
     config = small_config(tmp_path, checkpoint=CheckpointConfig(every=1, keep=2), validation=ValidationConfig(every=0))
-    for sentence, left in run_distributed(poisoned, ranks, config, where, timeout=60):
-        assert words in sentence and "\n" not in sentence
-        # The step itself was unsound: nothing was deleted for the checkpoint before it.
-        assert left == [f"step_0000000{step}" for step in ((1, 2, 3) if where == "norm" else (2, 3))]
+    answers = run_distributed(poisoned, ranks, config, where, timeout=60)
+    assert all(words in sentence and "\n" not in sentence for sentence, _ in answers)
+    # The step itself was unsound: nothing was deleted for the checkpoint before it.
+    assert answers[0][1] == [f"step_0000000{step}" for step in ((1, 2, 3) if where == "norm" else (2, 3))]
     assert len(run_distributed(train, ranks, config)[0]["losses"]) == 3, "it goes on from the last good one"
 
 
@@ -242,10 +242,24 @@ def pruning(config) -> list[tuple[int, list[str]]]:
 
 
 def test_what_a_run_can_fall_back_on_is_deleted_after_a_sound_step_only(tmp_path):
-    config = small_config(tmp_path, checkpoint=CheckpointConfig(every=2, keep=1))
+    config = small_config(tmp_path, checkpoint=CheckpointConfig(every=2, keep=1, asynchronous=False))
     seen = dict(run_distributed(pruning, 1, config)[0])
     assert seen == {1: [], 2: [], 3: ["2"], 4: ["2"], 5: ["2", "4"], 6: ["4"]}
     assert [path.name for path in (config.directory / "checkpoints").iterdir()] == ["step_00000006"]
+
+
+def test_milestones_are_saved_when_they_are_passed_and_kept(tmp_path):
+    """128 tokens a step: multiples of 300 are passed in steps 3 and 5, where no checkpoint would be due."""
+    checkpoint = CheckpointConfig(every=4, keep=1, milestone_tokens=300)
+    config = small_config(tmp_path, checkpoint=checkpoint)
+    run_distributed(train, 1, config)
+    left = sorted(path for path in (config.directory / "checkpoints").iterdir())
+    assert [(path.name, TrainState.read(path).milestone) for path in left] == [
+        ("step_00000003", True), ("step_00000005", True), ("step_00000006", False)
+    ]  # fmt: skip
+    events = [record for record in read_log(config.directory / "log.jsonl") if record.get("event") == "checkpoint"]
+    assert [record["step"] for record in events] == [3, 4, 5, 6]
+    assert all(0 < record["save_blocked_milliseconds"] < 1000 * record["save_seconds"] and record["checkpoint_bytes"] > 1e5 for record in events)
 
 
 def test_bad_data_is_one_sentence(tmp_path):
@@ -295,9 +309,9 @@ def full_disk(config) -> tuple[str, list[str]]:
     return fails(config), sorted(p.name for p in (config.directory / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_full_disk_loses_nothing(tmp_path, ranks):
-    config = small_config(tmp_path)
+@pytest.mark.parametrize(("ranks", "asynchronous"), [(1, True), (2, True), (1, False)])
+def test_full_disk_loses_nothing(tmp_path, ranks, asynchronous):
+    config = small_config(tmp_path, checkpoint=CheckpointConfig(every=3, asynchronous=asynchronous))
     for sentence, left in run_distributed(full_disk, ranks, config):
         assert "No space left on device" in sentence
         assert "earlier checkpoints are intact" in sentence

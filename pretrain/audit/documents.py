@@ -35,7 +35,7 @@ def audit_step(config: StepAuditConfig) -> None:
 
 def documents(run: AuditedRun, words: int) -> list[dict[str, Any]]:
     """A row per sample of the global batch, in its order; documents are numbered within their shard."""
-    first = run.index * run.config.batch.global_sequences
+    first = run.samples.numbers(run.index).start
     rows: list[dict[str, Any]] = []
     for position, (address, shards) in enumerate(run.samples.documents(run.index)):
         tokens, _ = run.samples.text(address)

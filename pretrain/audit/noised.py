@@ -55,9 +55,9 @@ def data_rank(run: AuditedRun, rank: int, world: int | None) -> tuple[int, int]:
 
 def micro_batches(run: AuditedRun, dp_rank: int, dp_size: int) -> Iterator[range]:
     """Sample numbers of each of the rank's micro-batches."""
-    batch = run.config.batch
+    batch, data_step = run.config.batch, run.samples.skips.data_step(run.index)
     return positions(
-        run.index, global_sequences=batch.global_sequences, micro_sequences=batch.micro_sequences, dp_rank=dp_rank, dp_size=dp_size
+        data_step, global_sequences=batch.global_sequences, micro_sequences=batch.micro_sequences, dp_rank=dp_rank, dp_size=dp_size
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pretrain.build import build_objective, build_training_samples
 from pretrain.checkpoint.changes import read_config
-from pretrain.checkpoint.history import complete_states, phases_from, recorded_phases
+from pretrain.checkpoint.history import complete_states, phases_from, recorded_phases, skips_from
 from pretrain.checkpoint.layout import TrainState, step_of
 from pretrain.compose import typed
 from pretrain.data.phases import Phase
@@ -55,12 +55,14 @@ class AuditedRun:
         self.objective: Objective = build_objective(self.config.objective, self.vocabulary)
         self.samples: TrainingSamples = build_training_samples(self.config, self.objective, self.tokenizer)
         self.samples.follow(self._phases())
+        known = self.saved or (self.earlier[-1] if self.earlier else None)
+        self.samples.skips = skips_from(known.state if known else None)
         self._require_same_text(later[:1] or self.earlier[-1:])
 
     @property
     def phase(self) -> Phase:
         """What the step's samples were drawn from."""
-        first = self.index * self.config.batch.global_sequences
+        first = self.samples.numbers(self.index).start
         return next(phase for phase in reversed(self.samples.mixture.phases) if phase.start <= first)
 
     @cached_property

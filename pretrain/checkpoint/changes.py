@@ -29,6 +29,8 @@ FREEDOM: dict[str, Freedom] = {
     "root": Freedom.FREE,
     "seed": Freedom.COURSE,
     "resume": Freedom.FREE,
+    "init_from": Freedom.FREE,  # it gave the weights of step 0, which no later start reads
+    "init_moments": Freedom.FREE,
     "tokenizer": Freedom.FIXED,  # its content; it may lie elsewhere
     "objective.name": Freedom.FIXED,
     "objective.mask_id": Freedom.FIXED,
@@ -119,10 +121,20 @@ FREEDOM: dict[str, Freedom] = {
     "validation.draws": Freedom.FREE,
     "checkpoint.every": Freedom.FREE,
     "checkpoint.keep": Freedom.FREE,
+    "checkpoint.milestone_tokens": Freedom.FREE,
+    "checkpoint.asynchronous": Freedom.FREE,
     "telemetry.log_every": Freedom.FREE,
     "telemetry.wandb": Freedom.FREE,
     "telemetry.wandb_project": Freedom.FREE,
     "telemetry.peak_tflops": Freedom.FREE,
+    "telemetry.hang_seconds": Freedom.FREE,
+    "guard.nonfinite": Freedom.FREE,
+    "guard.spike": Freedom.FREE,
+    "guard.spike_threshold": Freedom.FREE,
+    "guard.spike_warmup": Freedom.FREE,
+    "guard.max_skips": Freedom.FREE,
+    "guard.window": Freedom.FREE,
+    "guard.replicas_every": Freedom.FREE,
 }
 """Every key of a RunConfig; `*` stands for the name of a source."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from pretrain.checkpoint.files import complaint, inspect, remedy
+from pretrain.checkpoint.logical import WeightSource
 from pretrain.checkpoint.peers import disk_trouble
 from pretrain.checkpoint.zero_reader import MASTER, ZeroCheckpoint
 from pretrain.errors import UserError
@@ -22,7 +23,7 @@ def open_checkpoint(folder: Path) -> ZeroCheckpoint:
     return ZeroCheckpoint(folder)
 
 
-def stream(source: ZeroCheckpoint, key: str = MASTER) -> Iterator[tuple[str, Tensor]]:
+def stream(source: WeightSource, key: str = MASTER) -> Iterator[tuple[str, Tensor]]:
     """(logical name, full fp32 tensor), in the table's order. key: fp32, ema, or a moment."""
     for name in source.table:
         yield name, source.tensor(name, key)

@@ -74,6 +74,11 @@ class FileRecord:
         return cls(relative, (folder / relative).stat().st_size, checksum(folder / relative))
 
 
+def marker_text(folder: Path) -> str:
+    """Text of COMPLETE."""
+    return checksum(folder / MANIFEST) + "\n"
+
+
 def content(folder: Path) -> list[str]:
     """Relative paths of all files below a checkpoint folder but manifest and marker, sorted."""
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
@@ -103,7 +108,7 @@ def read_manifest(folder: Path) -> tuple[list[FileRecord], list[Damage]]:
         if not (folder / name).is_file():
             return [], [Damage(name, "is missing")]
     try:
-        if checksum(folder / MANIFEST) != (folder / COMPLETE).read_bytes().decode(errors="replace").strip():
+        if (folder / COMPLETE).read_bytes() != marker_text(folder).encode():
             return [], [Damage(MANIFEST, f"does not have the checksum that {COMPLETE} states")]
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
         return [FileRecord(path, entry["bytes"], entry["xxh3_128"]) for path, entry in manifest["files"].items()], []
@@ -118,13 +123,19 @@ def check_sizes(folder: Path, records: Iterable[FileRecord]) -> list[Damage]:
     damages = []
     for record in records:
         try:
-            size = (folder / record.path).stat().st_size
+            found = (folder / record.path).stat().st_size
         except OSError as error:
             damages.append(Damage(record.path, "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"))
             continue
-        if size != record.bytes:
-            damages.append(Damage(record.path, f"has {size:,} bytes instead of {record.bytes:,}"))
+        if found != record.bytes:
+            damages.append(Damage(record.path, f"has {found:,} bytes instead of {record.bytes:,}"))
     return damages
+
+
+def check_names(folder: Path, records: Iterable[FileRecord]) -> list[Damage]:
+    """Files that the manifest does not know: readers go by names. Hidden ones are no part of a checkpoint (file systems and desktops leave some)."""
+    extra = sorted(set(content(folder)) - {record.path for record in records})
+    return [Damage(path, "is not in the manifest") for path in extra if not any(part.startswith(".") for part in Path(path).parts)]
 
 
 def check_content(folder: Path, records: Iterable[FileRecord]) -> list[Damage]:
@@ -142,7 +153,7 @@ def check_content(folder: Path, records: Iterable[FileRecord]) -> list[Damage]:
 def inspect(folder: Path, *, contents: bool = True) -> list[Damage]:
     """Everything that is wrong with a checkpoint folder, on one process; empty for a complete one. `contents`: read and hash every file."""
     records, damages = read_manifest(folder)
-    damages = damages or check_sizes(folder, records)
+    damages = damages or check_sizes(folder, records) + check_names(folder, records)
     return damages or (check_content(folder, records) if contents else [])
 
 
@@ -170,11 +181,11 @@ def free_space(path: Path) -> str:
         usage = shutil.disk_usage(path)
     except OSError:
         return "free space unknown"
-    return f"{_size(usage.free)} of {_size(usage.total)} free" if usage.total else "free space unknown"
+    return f"{size(usage.free)} of {size(usage.total)} free" if usage.total else "free space unknown"
 
 
-def _size(count: int) -> str:
-    """Bytes for people."""
+def size(count: int) -> str:
+    """Bytes for people, with a decimal unit."""
     for unit, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= length:
             return f"{count / length:.1f} {unit}"

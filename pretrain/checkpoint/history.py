@@ -11,11 +11,21 @@ from typing import Any
 from pretrain.checkpoint.changes import read_config
 from pretrain.checkpoint.layout import CHECKPOINTS, COMPLETE, TrainState, step_of
 from pretrain.data.phases import Phase, continued, from_record, planned_phases
+from pretrain.data.skips import Skips
 from pretrain.errors import UserError
 from pretrain.run_config import RunConfig
 
 PHASES = "phases"
 """In TrainState.extras: the phases of the run, those to come as they were planned then."""
+
+
+SKIPS = "data_skips"
+"""In TrainState.extras: text that the run has left out (data.skips)."""
+
+
+def skips_from(state: TrainState | None) -> Skips:
+    """What a run that goes on from this state has left out."""
+    return Skips(state.extras.get(SKIPS, ()) if state else ())
 
 
 def phases_from(config: RunConfig, checkpoint: Path | None, state: TrainState | None) -> list[Phase]:
@@ -37,7 +47,8 @@ def phases_of_run(config: RunConfig) -> list[Phase]:
     if not found:
         return phases_from(config, None, None)
     folder, state = found[-1]
-    own = (state.step * config.batch.global_sequences, state.samples * config.batch.length) == (state.samples, state.tokens)
+    sequences, data_step = config.batch.global_sequences, skips_from(state).data_step(state.step)
+    own = (data_step * sequences, state.step * sequences * config.batch.length) == (state.samples, state.tokens)
     return phases_from(config, folder, state) if own else phases_from(config, None, None)
 
 

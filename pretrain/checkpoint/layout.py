@@ -93,6 +93,7 @@ class TrainState:
     rows       rows of embedding and head (padded vocabulary size).
     versions   package name -> version, of the program that wrote this.
     extras     small JSON values of other parts, by name.
+    milestone  the first checkpoint at or after a multiple of checkpoint.milestone_tokens: never pruned, whatever the setting becomes.
     """
 
     step: int
@@ -106,6 +107,7 @@ class TrainState:
     rows: int
     versions: dict[str, str] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)
+    milestone: bool = False
 
     def to_json(self) -> str:
         """Text of train_state.json."""

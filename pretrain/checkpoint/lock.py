@@ -21,20 +21,24 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
 from pretrain.checkpoint.peers import DiskError, Peers
 from pretrain.errors import UserError
+from pretrain.redaction import redact
 
 STALE_SECONDS = 600
 """An owner on another machine that gave no sign for so long is gone."""
 HEARTBEAT_SECONDS = 30
 RETRY_SECONDS = 5
-SAY = partial(print, flush=True)
 _RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+
+
+def say_to_user(text: str) -> None:
+    """A line on standard output, without secrets."""
+    print(redact(text), flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +76,7 @@ class Owner:
 class RunLock:
     """The lock of one run directory, on the process that writes there; it is taken once. say: receives a line when a dead owner is followed."""
 
-    def __init__(self, run_dir: Path, say: Callable[[str], None] = SAY) -> None:
+    def __init__(self, run_dir: Path, say: Callable[[str], None] = say_to_user) -> None:
         real = Path(os.path.realpath(run_dir))  # one directory under two names has one lock
         self.run_dir, self.path, self._say = run_dir, real.with_name(f".{real.name}.lock"), say
         self._descriptor: int | None = None
@@ -168,7 +172,7 @@ class RunLock:
                 continue  # a moment's trouble of a network disk; ten minutes of it stop the saves, too
 
 
-def lock_run(run_dir: Path, peers: Peers, say: Callable[[str], None] = SAY) -> RunLock:
+def lock_run(run_dir: Path, peers: Peers, say: Callable[[str], None] = say_to_user) -> RunLock:
     """Take the lock of a run directory on the writer. Every rank calls it and, if it is refused, raises the same UserError."""
     lock = RunLock(run_dir, say)
     try:

@@ -23,10 +23,14 @@ from pretrain.checkpoint.layout import CHECKPOINTS, CONFIG, DAMAGED, PARTIAL, Tr
 from pretrain.checkpoint.lock import restarted
 from pretrain.checkpoint.peers import DiskError, Peers
 from pretrain.errors import UserError
+from pretrain.redaction import redact
+from pretrain.telemetry.log import LOG_NAME, read_log
 
 T = TypeVar("T")
 
-STARTERS = (r"config(\.\d+)?\.yaml(\.partial)?", r"versions(\.\d+)?\.json(\.partial)?", r"\.hydra", r"slurm")
+STARTERS = (
+    r"config(\.\d+)?\.yaml(\.partial)?", r"versions(\.\d+)?\.json(\.partial)?", r"\.hydra", r"slurm", r"REQUEUE(\.partial)?", r"PREEMPT",
+)  # fmt: skip
 """Patterns of what may lie in a run directory before its first step; anything else is work that must not be lost."""
 
 
@@ -54,7 +58,11 @@ class CheckpointManager:
     def __init__(self, run_dir: Path, keep: int, peers: Peers | None = None, say: Callable[[str], None] = print) -> None:
         self.run_dir, self.folder, self.keep = run_dir, run_dir / CHECKPOINTS, keep
         self._peers = peers or Peers.alone()
-        self._say = say if self._peers.is_writer else lambda _: None
+        self._say = (lambda text: say(redact(text))) if self._peers.is_writer else lambda _: None
+
+    def over(self, peers: Peers) -> "CheckpointManager":
+        """The same checkpoints for ranks that reach each other another way."""
+        return CheckpointManager(self.run_dir, self.keep, peers, self._say)
 
     # ---- starting -----------------------------------------------------------------------------------------------------------------
 
@@ -151,8 +159,12 @@ class CheckpointManager:
             files.sync_file(partial / name)
         return [FileRecord.of(partial, name) for name in share]
 
+    def size_of(self, folder: Path) -> int:
+        """Bytes of a complete checkpoint's files, by its manifest; 0 on all ranks but the writer."""
+        return sum(record.bytes for record in files.read_manifest(folder)[0]) if self._peers.is_writer else 0
+
     def prune(self) -> None:
-        """Delete complete checkpoints beyond `keep`. A failure is reported and stops nothing: the newer checkpoints are safe.
+        """Delete complete checkpoints beyond `keep` that are no milestones. A failure is reported and stops nothing: the newer ones are safe.
 
         Call it once the newest has proved good: it deletes what a run could fall back on.
         """
@@ -161,12 +173,17 @@ class CheckpointManager:
         try:
             complete = [name for name in _steps(self.folder) if not inspect(self.folder / name, contents=False)]
             for name in complete[: -self.keep]:
-                doomed = self.folder / (name + layout.DELETING)
-                os.rename(self.folder / name, doomed)
-                sync_folder(self.folder)
-                shutil.rmtree(doomed)
+                if not _is_milestone(self.folder / name):
+                    self._delete(name)
         except OSError as error:
             self._say(f"an old checkpoint could not be deleted ({error.strerror}: {error.filename}); it will be tried again")
+
+    def _delete(self, name: str) -> None:
+        """A crash in between leaves a name that is never read, and removed at the next start."""
+        doomed = self.folder / (name + layout.DELETING)
+        os.rename(self.folder / name, doomed)
+        sync_folder(self.folder)
+        shutil.rmtree(doomed)
 
     # ---- helpers ------------------------------------------------------------------------------------------------------------------
 
@@ -190,7 +207,7 @@ class CheckpointManager:
 
         def first_look() -> tuple[list[FileRecord], list[Damage]]:
             records, damages = files.read_manifest(folder)
-            return records, damages or files.check_sizes(folder, records)
+            return records, damages or files.check_sizes(folder, records) + files.check_names(folder, records)
 
         records, damages = self._attempt(first_look, "read a checkpoint")
         if damages:
@@ -239,6 +256,14 @@ def _steps(folder: Path) -> list[str]:
     return sorted((entry.name for entry in folder.iterdir() if step_of(entry.name) is not None), key=lambda name: step_of(name) or 0)
 
 
+def _is_milestone(folder: Path) -> bool:
+    """Whether a checkpoint is to be kept for good; one that does not say is kept, too."""
+    try:
+        return TrainState.read(folder).milestone
+    except UserError:
+        return True
+
+
 def _seal(partial: Path, target: Path, step: int, records: list[FileRecord]) -> None:
     """Manifest, marker, rename: each on the disk before the next."""
     for folder in [path for path in partial.rglob("*") if path.is_dir()]:
@@ -246,7 +271,7 @@ def _seal(partial: Path, target: Path, step: int, records: list[FileRecord]) -> 
     text = files.manifest_text(step, records)
     write_durably(partial / layout.MANIFEST, text)
     sync_folder(partial)
-    write_durably(partial / layout.COMPLETE, FileRecord.of(partial, layout.MANIFEST).xxh3_128 + "\n")
+    write_durably(partial / layout.COMPLETE, files.marker_text(partial))
     sync_folder(partial)
     os.rename(partial, target)
     sync_folder(target.parent)
@@ -257,13 +282,22 @@ def _work(run_dir: Path) -> list[str]:
     """Entries of a run directory that a fresh start would bury."""
     if not run_dir.is_dir():
         return []
-    return sorted(entry.name for entry in run_dir.iterdir() if not any(re.fullmatch(pattern, entry.name) for pattern in STARTERS))
+    found = sorted(entry.name for entry in run_dir.iterdir() if not any(re.fullmatch(pattern, entry.name) for pattern in STARTERS))
+    return [] if set(found) <= {LOG_NAME, "wandb", "hang"} and not _has_trained(run_dir / LOG_NAME) else found
+
+
+def _has_trained(log: Path) -> bool:
+    """Whether a log tells of steps; one that was opened by a start which was stopped before its first step does not."""
+    try:
+        return any(record["kind"] == "train" for record in read_log(log))
+    except UserError:
+        return True
 
 
 def _write_state(partial: Path, state: TrainState, config: str) -> list[str]:
     """Add what only the writer knows; the files that it sees then."""
-    write_durably(partial / layout.TRAIN_STATE, state.to_json())
-    write_durably(partial / CONFIG, config)
+    write_durably(partial / layout.TRAIN_STATE, redact(state.to_json()))
+    write_durably(partial / CONFIG, redact(config))
     return files.content(partial)
 
 

@@ -3,12 +3,15 @@
 import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from pretrain.errors import UserError
 
 T = TypeVar("T")
 
+APART_HOURS = 12
+"""How long a rank waits for the others' writing. A rank that dies is noticed at once."""
 WRITER_WORDS = ("PytorchStreamWriter", "inline_container", "I/O error", "os error", "unexpected pos")
 """How torch.save's and safetensors' own writers word a failed write; neither raises OSError."""
 
@@ -41,13 +44,19 @@ class Peers:
 
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return Peers.alone()
+        return Peers(dist.get_rank(), dist.get_world_size(), _gathering(None))
 
-        def exchange(value: Any) -> list[Any]:
-            values: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(values, value)
-            return values
+    @staticmethod
+    def apart() -> "Peers":
+        """The same ranks over a gloo group of their own, for exchanges that must not meet those of training: one thread may use it.
 
-        return Peers(dist.get_rank(), dist.get_world_size(), exchange)
+        Every rank calls it, at the same place. It waits for a slow disk: up to APART_HOURS.
+        """
+        import torch.distributed as dist
+
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return Peers.alone()
+        return Peers(dist.get_rank(), dist.get_world_size(), _gathering(dist.new_group(backend="gloo", timeout=timedelta(hours=APART_HOURS))))
 
     def everyone(self, action: Callable[[], T]) -> list[T]:
         """Run `action` on every rank; all results in rank order.
@@ -79,6 +88,17 @@ class Peers:
         if own is not None:
             raise own
         raise RuntimeError(f"rank {rank} failed: {words}")
+
+
+def _gathering(group: Any) -> Callable[[Any], list[Any]]:
+    import torch.distributed as dist
+
+    def exchange(value: Any) -> list[Any]:
+        values: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value, group=group)
+        return values
+
+    return exchange
 
 
 class DiskError(Exception):

@@ -67,8 +67,10 @@ def write_index(folder: Path, table: Mapping[str, ParameterSpec], keys: list[str
     replace_durably(folder / _INDEX, json.dumps({"format": FORMAT_VERSION, "step": step, "keys": keys, "parameters": parameters}, indent=1) + "\n")
 
 
-def write_logical(checkpoint: Path, folder: Path, peers: Peers | None = None) -> None:
+def write_logical(checkpoint: Path, folder: Path, peers: Peers | None = None, *, only: tuple[str, ...] = ()) -> None:
     """Convert a checkpoint of any layout to a folder of logical tensors; the ranks share the parameters out.
+
+    only  keys to convert, as far as the checkpoint has them; all of them where none is named.
 
     Peak memory per rank is about twice the largest tensor, besides file cache. Raises UserError for an unreadable checkpoint or a full disk.
     """
@@ -77,7 +79,7 @@ def write_logical(checkpoint: Path, folder: Path, peers: Peers | None = None) ->
     def share() -> ZeroCheckpoint:
         source = ZeroCheckpoint(checkpoint)
         for name in list(source.table)[peers.rank :: peers.size]:
-            for key in source.keys:
+            for key in _chosen(source.keys, only):
                 write_tensor(folder, name, key, source.tensor(name, key))
         return source
 
@@ -85,11 +87,21 @@ def write_logical(checkpoint: Path, folder: Path, peers: Peers | None = None) ->
         peers.writer(lambda: folder.mkdir(parents=True, exist_ok=True))
         sources: list[ZeroCheckpoint] = []
         peers.everyone(lambda: sources.append(share()))
-        peers.writer(lambda: write_index(folder, sources[0].table, sources[0].keys, sources[0].step))
+        peers.writer(lambda: _write_index_of(folder, sources[0], only))
     except DiskError as error:
         raise UserError(
             f"{checkpoint} could not be converted to another layout: {error}; {remedy(str(error), folder)}, then start again"
         ) from None
+
+
+def _write_index_of(folder: Path, source: ZeroCheckpoint, only: tuple[str, ...]) -> None:
+    """Weights without moments are those of an optimizer that has not stepped."""
+    keys = _chosen(source.keys, only)
+    write_index(folder, source.table, keys, source.step if len(keys) > 1 else 0)
+
+
+def _chosen(keys: list[str], only: tuple[str, ...]) -> list[str]:
+    return [key for key in keys if not only or key in only]
 
 
 @dataclass(frozen=True)
@@ -133,7 +145,8 @@ class LogicalFolder:
 def fill_engine(engine: FillableEngine, folder: Path) -> None:
     """Set an engine's weights, fp32 masters, AdamW moments and step, and the average of the weights if there is one, in any layout.
 
-    Every rank calls it. Raises UserError if the folder describes another network.
+    A folder without moments leaves AdamW as before its first step. Every rank calls it. Raises UserError if the folder describes another
+    network.
     """
     logical, optimizer = LogicalFolder.open(folder), engine.optimizer
     stage3 = hasattr(optimizer, "fp16_partitioned_groups_flat")

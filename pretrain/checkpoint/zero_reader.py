@@ -8,7 +8,6 @@ so that DeepSpeed need not be installed.
 """
 
 import math
-import pickle
 import re
 from collections import defaultdict
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pretrain.checkpoint.layout import ZERO, TrainState
+from pretrain.engine.safe_files import read_safely
 from pretrain.errors import UserError
 from pretrain.parallel.sharding import ParameterSpec
 
@@ -179,10 +179,4 @@ class ZeroCheckpoint:
 
 def _load(path: Path) -> dict[str, Any]:
     """Open one file memory-mapped, executing nothing in it."""
-    try:
-        with torch.serialization.safe_globals(_STAND_INS):
-            return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); use another checkpoint") from None
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}); use another checkpoint") from None
+    return read_safely(path, allowed=_STAND_INS, mmap=True)

@@ -19,6 +19,7 @@ from pretrain.data.batch import MicroBatch
 from pretrain.data.corpus import open_corpora
 from pretrain.data.samples import NumberedSample, ValidationSamples
 from pretrain.engine.loss import evaluation_nats
+from pretrain.engine.safe_files import read_safely
 from pretrain.engine.zero import OBJECTIVE_FILE
 from pretrain.errors import UserError
 from pretrain.evaluation.config import EvaluationConfig
@@ -154,7 +155,7 @@ def load_objective(objective: Objective, checkpoint: Path) -> None:
         return
     path = checkpoint / OBJECTIVE_FILE
     try:
-        objective.modules().load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["modules"])
-    except (OSError, KeyError, RuntimeError) as error:
+        objective.modules().load_state_dict(read_safely(path)["modules"])
+    except (KeyError, TypeError, RuntimeError) as error:
         why = str(error).splitlines()[0]
         raise UserError(f"{path}, what the objective itself learned, cannot be used ({why}); use another checkpoint") from error

@@ -59,7 +59,11 @@ _LAYER: dict[str, tuple[Row, ...]] = {
 _INPUTS: dict[str, tuple[Row, ...]] = {
     "tokens": (Row("embedding.weight", ("embed_tokens.weight",), "padded"),),
     "digits": (Row("embedding.weight", ("embed_tokens.weight",)),),
-    "latents": tuple(Row(f"embedding.{part}.weight", (f"embed_tokens.{part}.weight",)) for part in ("latent", "estimate", "gamma")),
+    "latents": (
+        Row("embedding.latent.weight", ("embed_tokens.latent.weight",)),
+        Row("embedding.estimate.weight", ("embed_tokens.estimate.weight",)),
+        Row("embedding.gamma.weight", ("embed_tokens.noise.weight",)),
+    ),
 }
 _ENDS = (
     Row("final_layernorm.weight", ("norm.weight",)),
@@ -111,9 +115,14 @@ class ParameterMap:
         self._model_size = model_size
         self.padded_size = Vocabulary.padded(model_size, backbone.vocab_multiple)
         self.rows: dict[str, Row] = {row.logical: row for row in _rows(backbone)}
+        self._over_vocabulary = {plain for row in self.rows.values() if row.form == "padded" for plain in row.plain}
         self._shapes = {name: spec.shape for name, spec in parameter_table(backbone, self.padded_size).items()}
         if self.rows.keys() != self._shapes.keys():
             raise ValueError(f"the map and the parameter table disagree on {sorted(self.rows.keys() ^ self._shapes.keys())}")
+
+    def has_vocabulary(self, plain: str) -> bool:
+        """Whether the rows of a tensor of the plain network are those of the vocabulary."""
+        return plain in self._over_vocabulary
 
     def split(self, name: str, full: Tensor) -> dict[str, Tensor]:
         """Plain tensors (views of `full` where possible) of the logical tensor `name`. Raises ValueError for a wrong shape."""

@@ -10,8 +10,9 @@ from torch import Tensor
 from pretrain.checkpoint.changes import read_config
 from pretrain.checkpoint.consolidate import stream
 from pretrain.checkpoint.layout import CHECKPOINTS, step_name
+from pretrain.checkpoint.logical import open_weights
 from pretrain.checkpoint.manager import find_checkpoint
-from pretrain.checkpoint.zero_reader import MASTER, ZeroCheckpoint
+from pretrain.checkpoint.zero_reader import MASTER
 from pretrain.compose import typed
 from pretrain.convert.param_map import ParameterMap, network_config
 from pretrain.data.tokenizer import Tokenizer
@@ -45,7 +46,7 @@ class TrainedModel:
         with torch.device("meta"):
             network = build_network(network_config(self.run.backbone, self.vocabulary.model_size, fp32_residual=self.run.precision.fp32_residual))
         plain: dict[str, Tensor] = {}
-        for name, full in stream(ZeroCheckpoint(self.folder), MASTER):
+        for name, full in stream(open_weights(self.folder), MASTER):
             for part, tensor in mapping.split(name, full).items():
                 plain[part] = tensor.to(device=device, dtype=dtype).contiguous()
         network.load_state_dict(plain, assign=True)

@@ -32,11 +32,13 @@ class Loader:
     """
 
     def __init__(
-        self, samples: Samples, config: DataConfig, batch: BatchSizes, *, dp_rank: int, dp_size: int, steps: Iterator[int], device: torch.device | str
-    ) -> None:
+        self, samples: Samples, config: DataConfig, batch: BatchSizes, *, dp_rank: int, dp_size: int, steps: Iterator[int],
+        device: torch.device | str, data_step: Callable[[int], int] = lambda step: step,
+    ) -> None:  # fmt: skip
+        """data_step: which step of the samples each of `steps` reads."""
         self._device = torch.device(device)
         self._workers = ThreadPoolExecutor(config.workers, "data worker")
-        steps_of_numbers = _numbers(batch, dp_rank, dp_size, steps)
+        steps_of_numbers = _numbers(batch, dp_rank, dp_size, steps, data_step)
         make: Callable[[range], Any] = functools.partial(_stacked, samples)
         if config.loader == "plain":  # copying into pinned memory is work for the threads as well
             make = functools.partial(_in_host_memory, samples, pin=self._device.type == "cuda")
@@ -54,6 +56,10 @@ class Loader:
 
     def __next__(self) -> BatchShard:
         return next(self._batches)
+
+    def ready(self, timeout: float) -> bool:
+        """Whether `next` has something to go on with, after waiting for it for at most `timeout` seconds."""
+        return self._prefetcher.ready(timeout)
 
     def close(self) -> None:
         """Stop reading ahead, and release the threads and DALI's pipeline."""
@@ -83,14 +89,16 @@ def build_loader(
     start_step: int = 0,
     device: torch.device | str = "cpu",
 ) -> Loader:
-    """The endless training loader of this data-parallel rank, from `start_step` on."""
+    """The endless training loader of this data-parallel rank, from optimizer step `start_step` on."""
     def steps() -> Iterator[int]:
         step = start_step
         while True:
             yield step
             step += 1
 
-    return Loader(samples, config, batch, dp_rank=dp_rank, dp_size=dp_size, steps=steps(), device=device)
+    return Loader(
+        samples, config, batch, dp_rank=dp_rank, dp_size=dp_size, steps=steps(), device=device, data_step=samples.skips.data_step
+    )
 
 
 def build_validation_loader(
@@ -104,11 +112,14 @@ def build_validation_loader(
     return Loader(samples, config, batch, dp_rank=dp_rank, dp_size=dp_size, steps=iter(range(steps)), device=device)
 
 
-def _numbers(batch: BatchSizes, dp_rank: int, dp_size: int, steps: Iterator[int]) -> Iterator[tuple[int, range, bool]]:
+def _numbers(
+    batch: BatchSizes, dp_rank: int, dp_size: int, steps: Iterator[int], data_step: Callable[[int], int]
+) -> Iterator[tuple[int, range, bool]]:
     """(step, sample numbers, whether it is the step's last) of every micro-batch of this rank."""
+    sizes = {"global_sequences": batch.global_sequences, "micro_sequences": batch.micro_sequences}
     for step in steps:
         micro_batches = list(
-            positions(step, global_sequences=batch.global_sequences, micro_sequences=batch.micro_sequences, dp_rank=dp_rank, dp_size=dp_size)
+            positions(data_step(step), **sizes, dp_rank=dp_rank, dp_size=dp_size)
         )
         yield from ((step, numbers, place == len(micro_batches)) for place, numbers in enumerate(micro_batches, start=1))
 

@@ -5,12 +5,14 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pretrain.data.files import Damaged, atomic_writer, file_hash, sampled_hash
 from pretrain.data.indexed import IndexedShard
 from pretrain.data.manifest_rules import FORMAT_VERSION, first_broken
+from pretrain.data.manifest_upgrade import from_version_1
 from pretrain.data.records import Malformed, parse, shown, typed_record
 from pretrain.errors import UserError
 
@@ -19,9 +21,10 @@ FILE_NAME = "manifest.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """One shard: `file`.bin and `file`.idx. Hashes are BLAKE2b; `sample` covers the size and three blocks of the .bin."""
+    """One shard of one source: `file`.bin and `file`.idx. Hashes are BLAKE2b; `sample` covers the size and three blocks of the .bin."""
 
     file: str
+    source: str
     tokens: int
     documents: int
     bin_bytes: int
@@ -51,14 +54,42 @@ class InputRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RequestedSource:
+    """A source as it was asked for: where its text is, which records stay, and the files. Filters map a dotted key to values."""
+
+    text_key: str
+    keep: dict[str, tuple[str, ...]]
+    drop: dict[str, tuple[str, ...]]
+    inputs: tuple[InputRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
-    """What was asked for; decides whether a re-run has anything to do. `tokenizer` is its hash."""
+    """What was asked for; decides whether a re-run has anything to do. `tokenizer` is its hash, `sources` map name -> source."""
 
     format_version: int
     tokenizer: str
-    text_key: str
     shard_bytes: int
-    inputs: tuple[InputRecord, ...]
+    sources: dict[str, RequestedSource]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceRecord:
+    """What a source gave: tokens (end-of-document ids included), and its records: kept, empty, unreadable, and filtered by `KEY=VALUE`."""
+
+    tokens: int
+    documents: int
+    empty: int
+    bad: int
+    filtered: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeRecord:
+    """Which code prepared the corpus: version of this package, and its git commit (`unknown` outside a repository)."""
+
+    version: str
+    commit: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +97,8 @@ class Manifest:
     """A prepared corpus.
 
     dtype      uint16 or int32: the smaller one that holds every id and the mask id.
-    counts     documents read, empty ones dropped, bad lines quarantined.
+    sources    name -> what it gave.
+    counts     over all sources: documents kept, empty ones dropped, bad records quarantined, records filtered.
     """
 
     format_version: int
@@ -75,8 +107,10 @@ class Manifest:
     tokens: int
     documents: int
     shards: tuple[ShardRecord, ...]
+    sources: dict[str, SourceRecord]
     request: Request
     counts: dict[str, int]
+    code: CodeRecord
 
     def write(self, folder: Path) -> None:
         """Write manifest.json atomically; it goes last, so its presence means that the corpus is complete."""
@@ -108,6 +142,8 @@ class Manifest:
     def _parse(cls, content: bytes) -> "Manifest":
         raw = parse(content)
         version = raw.get("format_version") if isinstance(raw, dict) else None
+        if version == 1:
+            raw, version = from_version_1(raw), FORMAT_VERSION
         if version != FORMAT_VERSION:
             raise Malformed(f"has format version {shown(version)}, and this code reads version {FORMAT_VERSION}")
         return typed_record(cls, raw)
@@ -118,11 +154,23 @@ WHOLE_INDEX_BYTES = 64 << 20
 and the audit hashes them. The indexes of 2T tokens take 40 GB."""
 
 
+_READERS = 16
+"""Threads of `verify`: a network file system answers many small reads in the time of one."""
+
+
 def verify(folder: Path, manifest: Manifest) -> None:
     """Sizes, headers, sampled blocks and indexes of every shard against the manifest. Damaged names the first shard that differs."""
     whole_index = sum(record.idx_bytes for record in manifest.shards) <= WHOLE_INDEX_BYTES
-    for record in manifest.shards:
+
+    def verify_one(record: ShardRecord) -> None:
         verify_shard(folder, record, dtype=manifest.dtype, ids=manifest.tokenizer.size, whole_index=whole_index)
+
+    with ThreadPoolExecutor(min(_READERS, len(manifest.shards))) as readers:
+        try:
+            for _ in readers.map(verify_one, manifest.shards):  # raises what the first damaged shard raised
+                pass
+        finally:
+            readers.shutdown(wait=False, cancel_futures=True)
 
 
 def verify_shard(folder: Path, record: ShardRecord, *, dtype: str, ids: int, whole_index: bool = True) -> None:
@@ -162,11 +210,12 @@ def audit(folder: Path, manifest: Manifest) -> Iterator[tuple[ShardRecord, str]]
             yield record, ""
 
 
-def shard_record(prefix: Path) -> ShardRecord:
+def shard_record(prefix: Path, source: str) -> ShardRecord:
     """Describe a shard that was just written."""
     shard = IndexedShard(prefix)
     return ShardRecord(
         file=prefix.name,
+        source=source,
         tokens=shard.tokens,
         documents=shard.documents,
         bin_bytes=shard.bin_path.stat().st_size,

@@ -41,6 +41,13 @@ class Prefetcher(Generic[T]):
             raise item.error
         return item
 
+    def ready(self, timeout: float) -> bool:
+        """Whether `next` would return at once, after waiting for that for at most `timeout` seconds."""
+        if self._ended or not self._finalizer.alive:
+            return True
+        with self._items.not_empty:
+            return self._items.not_empty.wait_for(lambda: self._items._qsize() > 0, timeout)
+
     def close(self) -> None:
         """Stop the thread and wait for it; later calls of `next` raise StopIteration."""
         self._finalizer()

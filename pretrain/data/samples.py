@@ -18,6 +18,7 @@ from pretrain.data.mixture import Address, Mixture
 from pretrain.data.parts import part_of, part_sizes
 from pretrain.data.permutation import Permutation
 from pretrain.data.phases import Phase, planned_phases
+from pretrain.data.skips import Skips
 from pretrain.errors import UserError
 from pretrain.parallel.noise import Noise
 
@@ -88,7 +89,8 @@ class BatchSizes(Protocol):
 class TrainingSamples:
     """The endless training stream.
 
-    Window k of a source is tokens [k L, k L + L + lookahead) of its stream; the mixture says which window sample n is.
+    Window k of a source is tokens [k L, k L + L + lookahead) of its stream; the mixture says which window sample n is. Optimizer step s reads
+    the samples of the stream's step `skips.data_step(s)`, which is s itself until a rewind leaves text out.
 
     lookahead      tokens that the objective needs beyond the L inputs (AR: 1).
     random_length  whether the random-length rule of the configuration applies to this objective.
@@ -117,6 +119,7 @@ class TrainingSamples:
         self._global_sequences = batch.global_sequences
         self._parts = part_sizes(parts, batch.global_sequences)
         self._seed = seed
+        self.skips = Skips()
         windows = {name: (corpus.tokens - lookahead) // batch.length for name, corpus in corpora.items()}
         for name, count in windows.items():
             if count < 1:
@@ -132,7 +135,7 @@ class TrainingSamples:
         self.mixture = Mixture(phases, self._windows, seed=self._seed)
 
     def sample(self, number: int) -> NumberedSample:
-        """Sample `number`, counted from the start of the run: step s, position i is number s * global_sequences + i."""
+        """Sample `number` of the stream: its step s, position i is number s * global_sequences + i."""
         noise = self._noise(number)
         tokens, documents = self.text(self.mixture.address(number))
         if self._cut_probability > 0:
@@ -142,24 +145,32 @@ class TrainingSamples:
         return NumberedSample(number, self._corrupt(tokens, documents, noise))
 
     def _noise(self, number: int) -> Noise:
-        step, position = divmod(number, self._global_sequences)
+        data_step, position = divmod(number, self._global_sequences)
         part, place = part_of(position, self._parts)
         size = self._parts[part]
-        return Noise(self._seed, number, place, size, part=part, share=size / self._global_sequences, step=step)
+        return Noise(self._seed, number, place, size, part=part, share=size / self._global_sequences, step=self.skips.step_of(data_step))
 
     def text(self, address: Address) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and document numbers of a window, before noise; zeros for the latter where documents are not masked from each other."""
         return self._corpora[address.source].read(address.window * self._length, self._span, documents=self._document_masks)
 
+    def numbers(self, step: int) -> range:
+        """The samples that optimizer step `step` sees, in the order of the global batch."""
+        first = self.skips.data_step(step) * self._global_sequences
+        return range(first, first + self._global_sequences)
+
     def addresses(self, step: int) -> list[Address]:
         """Which windows optimizer step `step` sees, in the order of the global batch."""
-        first = step * self._global_sequences
-        return [self.mixture.address(number) for number in range(first, first + self._global_sequences)]
+        return [self.mixture.address(number) for number in self.numbers(step)]
 
     def documents(self, step: int) -> list[tuple[Address, list[tuple[str, int, int]]]]:
         """For audits: each window of a step with (shard, first document, last document) for the shards that it touches."""
-        found = self.addresses(step)
-        return [(address, self._corpora[address.source].documents_of(address.window * self._length, self._span)) for address in found]
+        return [self.documents_of(number) for number in self.numbers(step)]
+
+    def documents_of(self, number: int) -> tuple[Address, list[tuple[str, int, int]]]:
+        """The same for one sample."""
+        address = self.mixture.address(number)
+        return address, self._corpora[address.source].documents_of(address.window * self._length, self._span)
 
     def fingerprint(self, step: int) -> str:
         """Hash of the addresses and tokens of a step, for the resume card: equal where a resumed run sees the same data."""

@@ -1,4 +1,4 @@
-"""One face for the two kinds of tokenizer file: a sentencepiece .model and a Hugging Face tokenizer.json.
+"""One face for three kinds of tokenizer file: a sentencepiece .model, a Hugging Face tokenizer.json, and tiktoken ranks.
 
 Text never becomes a special token here: "</s>" in a document is encoded as the characters that it is. Neither BOS nor EOS is added;
 whoever writes documents appends `eos_id`.
@@ -8,9 +8,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from pretrain.data.cut_rules import CutRule, hugging_face_rule, sentencepiece_rule
+from pretrain.data.tiktoken_file import TiktokenRanks, looks_like_ranks
+from pretrain.data.tokenizer_files import Unusable, messages
 from pretrain.errors import UserError
 from pretrain.parallel.vocabulary import Vocabulary
 
@@ -18,10 +22,6 @@ _EOS_NAMES = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eos|>", "[
 _PARTS = {1, 2, 3}
 """Fields of a sentencepiece model that every trained one has, in this order: pieces, trainer's settings, normaliser's settings."""
 _DEDICATED = re.compile(r"mask|reserved|unused|<SPECIAL_\d+>", re.IGNORECASE)
-
-
-class Unusable(Exception):
-    """Why the content of a tokenizer file does not serve."""
 
 
 class _Backend(Protocol):
@@ -37,6 +37,8 @@ class _Backend(Protocol):
 
     def emits(self, token: int) -> bool: ...
 
+    def cut_rule(self) -> CutRule | None: ...
+
 
 class Tokenizer:
     """Text to ids and back.
@@ -44,7 +46,7 @@ class Tokenizer:
     size         number of ids, added tokens included (largest id + 1).
     eos_id       the document separator.
     special_ids  role ("eos", "bos", "pad", "unk") -> id, where the tokenizer has one.
-    hash         BLAKE2b-256 of the file, in hex; the manifest of a corpus names it.
+    hash         BLAKE2b-256 of the file (for tiktoken also of its settings), in hex; the manifest of a corpus names it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -53,12 +55,13 @@ class Tokenizer:
             content = self.path.read_bytes()
         except OSError as error:
             raise UserError(
-                f"tokenizer {self.path} cannot be read ({error.strerror}); give a sentencepiece .model or a tokenizer.json, or train one with: "
+                f"tokenizer {self.path} cannot be read ({error.strerror}); give a sentencepiece .model, a tokenizer.json or a .tiktoken file, "
+                "or train one with: "
                 "python launchers/prepare_data.py train_tokenizer input=TEXT output=NAME.model"
             ) from error
         self.name = self.path.name
-        self.hash = hashlib.blake2b(content, digest_size=32).hexdigest()
         self._backend = _open(self.path, content)
+        self.hash = hashlib.blake2b(content + getattr(self._backend, "settings", b""), digest_size=32).hexdigest()
         self.size = self._backend.size
         self.special_ids = self._backend.special_ids
         if self._backend.eos_id is None:
@@ -76,6 +79,11 @@ class Tokenizer:
     def decode(self, ids: list[list[int]]) -> list[str]:
         """Text of each list of ids; special tokens vanish."""
         return self._backend.decode(ids)
+
+    @cached_property
+    def cut_rule(self) -> CutRule | None:
+        """Where any text may be cut without changing its ids; None where nothing is proven of this tokenizer."""
+        return self._backend.cut_rule()
 
     def piece(self, token: int) -> str:
         """How the tokenizer writes this id."""
@@ -127,7 +135,8 @@ class _SentencePiece:
             self._model.LoadFromSerializedProto(content)
         except RuntimeError as error:  # its message is a line of its C++ source
             raise Unusable("it is not a sentencepiece model, or cut off") from error
-        if _PARTS - _fields(content):  # the library takes what is there when the end falls between two pieces
+        self._content = content
+        if _PARTS - {field for field, _ in messages(content)}:  # the library takes what is there when the end falls between two pieces
             raise Unusable(f"it is cut off after {self._model.vocab_size()} pieces")
         self.size: int = self._model.vocab_size()
         roles = {"eos": self._model.eos_id(), "bos": self._model.bos_id(), "pad": self._model.pad_id(), "unk": self._model.unk_id()}
@@ -147,28 +156,8 @@ class _SentencePiece:
     def emits(self, token: int) -> bool:
         return not (self._model.is_control(token) or self._model.is_unused(token))
 
-
-def _fields(content: bytes) -> set[int]:
-    """Numbers of the leading fields of a protobuf message that has parsed and whose fields are messages themselves."""
-    found, position = set(), 0
-
-    def varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = content[position]
-            value, shift, position = value | (byte & 0x7F) << shift, shift + 7, position + 1
-            if byte < 0x80:
-                return value
-
-    while position < len(content):
-        key = varint()
-        if key & 7 != 2:  # not of a stated length: somebody's extension
-            break
-        found.add(key >> 3)
-        size = varint()  # before the sum: it moves the position
-        position += size
-    return found
+    def cut_rule(self) -> CutRule | None:
+        return sentencepiece_rule(self._content, [self._model.id_to_piece(token) for token in range(self.size)], self._model)
 
 
 class _HuggingFace:
@@ -202,6 +191,9 @@ class _HuggingFace:
     def emits(self, token: int) -> bool:
         return token not in self._special
 
+    def cut_rule(self) -> CutRule | None:
+        return hugging_face_rule(json.loads(self._model.to_str()))
+
     def _roles(self, path: Path) -> dict[str, int]:
         names = _token_names(path.with_name("tokenizer_config.json"))
         if "eos" not in names:
@@ -221,16 +213,20 @@ def _token_names(path: Path) -> dict[str, str]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}); mend or remove it") from error
     if not isinstance(config, dict):
-        raise UserError(f"{path} holds {config!r:.40}, where an object such as {{\"eos_token\": \"</s>\"}} is needed; mend or remove it")
+        raise UserError(f'{path} holds {config!r:.40}, where an object such as {{"eos_token": "</s>"}} is needed; mend or remove it')
     tokens = {role: config.get(f"{role}_token") for role in ("eos", "bos", "pad", "unk")}
     texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
     return {role: text for role, text in texts.items() if isinstance(text, str)}
 
 
 def _open(path: Path, content: bytes) -> _Backend:
-    kinds: dict[str, Callable[[], _Backend]] = {".model": lambda: _SentencePiece(content), ".json": lambda: _HuggingFace(path, content)}
+    kinds: dict[str, Callable[[], _Backend]] = {
+        ".model": lambda: TiktokenRanks(path, content) if looks_like_ranks(content) else _SentencePiece(content),  # Llama 3's ranks are named so
+        ".json": lambda: _HuggingFace(path, content),
+        ".tiktoken": lambda: TiktokenRanks(path, content),
+    }
     if path.suffix not in kinds:
-        raise UserError(f"tokenizer {path} is neither a sentencepiece .model nor a Hugging Face tokenizer.json; convert it to one of them")
+        raise UserError(f"tokenizer {path} is neither a sentencepiece .model, a Hugging Face tokenizer.json nor a .tiktoken file; convert it to one")
     try:
         return kinds[path.suffix]()
     except Unusable as error:

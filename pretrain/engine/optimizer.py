@@ -76,6 +76,11 @@ class ObjectiveOptimizer:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
+    def discard(self) -> None:
+        """Clear gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict() if self._optimizer else {}
 

@@ -42,7 +42,7 @@ class Preparation:
         return tuple(self._with_estimates(prepared, rows, forward) if rows else prepared)
 
     def after(self, batches: tuple[MicroBatch, ...], losses: list[Tensor]) -> None:
-        """Make the leaves' gradients whole and hand them on; then update running state. `losses` has each micro-batch's loss_B on the last stage."""
+        """Make the leaves' gradients whole and hand them on. `losses` has each micro-batch's loss_B on the last stage."""
         leaves = [leaf for batch in batches for leaf in _leaves(batch)]
         if leaves and self._groups.pipeline.size > 1:
             gradients = torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
@@ -52,6 +52,9 @@ class Preparation:
         if self._groups.pipeline.last:
             for batch, loss_B in zip(batches, losses, strict=True):
                 self._objective.finish(batch.targets, loss_B)
+
+    def advance(self, batches: tuple[MicroBatch, ...], losses: list[Tensor]) -> None:
+        """Update running state, with the parameters that gave these losses: before the update, and only where there will be one."""
         self._objective.advance(self._statistics(batches, losses))
 
     def _statistics(self, batches: tuple[MicroBatch, ...], losses: list[Tensor]) -> Tensor | None:

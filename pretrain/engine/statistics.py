@@ -1,11 +1,12 @@
 """What a step reports: sums over the global batch, brought to every rank by one collective."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from pretrain.data.batch import MicroBatch
 from pretrain.engine.loss import SampleSums
@@ -24,6 +25,7 @@ class StepResult:
     loss, nelbo    nats per token.
     gradient_norm  of the whole model, before clipping.
     tokens         what the loss was divided by.
+    updated        whether the weights were updated by it.
     time_sums      [bins, 5] samples, tokens, loss, likelihood term and squared gradient norm at the logits by diffusion time; additive over steps.
     """
 
@@ -32,6 +34,13 @@ class StepResult:
     gradient_norm: float
     tokens: int
     time_sums: np.ndarray
+    updated: bool = True
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradient are numbers."""
+        # DeepSpeed's helpers answer -1 for a norm that is not finite.
+        return math.isfinite(self.loss) and math.isfinite(self.nelbo) and math.isfinite(self.gradient_norm) and self.gradient_norm >= 0
 
 
 class StepStatistics:
@@ -78,8 +87,16 @@ def time_records(time_sums: np.ndarray) -> list[dict[str, float]]:
 
 
 def global_count(batches: tuple[MicroBatch, ...], groups: Groups, device: torch.device) -> int:
-    """Tokens that the global batch's loss is divided by."""
-    count: Tensor = torch.stack([batch.count_B.sum() for batch in batches]).sum().to(device)
-    if groups.data.size > 1:
-        dist.all_reduce(count, group=groups.data.group)
-    return int(count)
+    """Tokens that the global batch's loss is divided by. Collective over all ranks."""
+    return agree(batches, (), groups, device)[0]
+
+
+def agree(batches: tuple[MicroBatch, ...], votes: Sequence[int], groups: Groups, device: torch.device) -> tuple[int, list[int]]:
+    """`global_count`, and the ranks' sum of `votes`, by one collective over all ranks."""
+    own = sum(int(batch.count_B.sum()) for batch in batches) if groups.reports_loss else 0
+    if groups.world_size == 1:
+        return own, list(votes)
+    numbers = torch.tensor([own, *votes], dtype=torch.int64, device=device)
+    dist.all_reduce(numbers)
+    count, *found = numbers.tolist()
+    return count, found

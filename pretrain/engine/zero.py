@@ -7,9 +7,10 @@ data-parallel ranks are undone in `scale`.
 """
 
 import logging
-import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ from pretrain.engine.gradients import sum_in_backward, sum_replicated
 from pretrain.engine.loss import evaluation_nats, training_loss
 from pretrain.engine.optimizer import ObjectiveOptimizer, adamw, parameter_groups, update_average
 from pretrain.engine.preparation import Preparation
-from pretrain.engine.statistics import StepResult, StepStatistics, global_count
+from pretrain.engine.safe_files import read_safely
+from pretrain.engine.snapshot import Snapshot, write_file
+from pretrain.engine.statistics import StepResult, StepStatistics, agree, global_count
+from pretrain.engine.updates import Updates
 from pretrain.engine.zero_files import guard
 from pretrain.objectives.base import Objective
 from pretrain.parallel.groups import DeepSpeedView, Groups
@@ -46,7 +50,7 @@ class Engine:
 
         _quiet_deepspeed()
         self.module, self.objective, self.groups, self.device = stage, objective, groups, device
-        self.zero_stage, self.config, self._peak_lr = zero_stage, optimizer, peak_lr
+        self.zero_stage, self.config = zero_stage, optimizer
         self._micro_batches, self._micro_sequences, self._length, self._chunk = micro_batches, micro_sequences, length, loss_chunk
         rows = stage.table["head.weight"].shape[0] // groups.tensor.size
         first = groups.tensor.rank * rows
@@ -67,33 +71,65 @@ class Engine:
             objective, groups, self.vocab, chunk=loss_chunk, same_passes=zero_stage == 3, multiple=groups.pipeline.size if interleaved else 1
         )
         self.objective_optimizer = ObjectiveOptimizer(objective.modules().to(device), optimizer, groups)
+        self._updates = Updates(self.deepspeed, self.objective_optimizer, groups, zero_stage=zero_stage, clip=optimizer.clip, peak_lr=peak_lr)
+        self._agreed: tuple[int, int] | None = None  # step, and tokens that its loss is divided by
+        self.accept: Callable[[StepResult], bool] = lambda result: result.finite
+        """Asked before every update, on every rank alike."""
+        self.in_work: MicroBatch | None = None
         if zero_stage > 1:
             sum_in_backward(stage.parameters(), groups)
 
     # ---- one optimizer step -------------------------------------------------------------------------------------------------------
 
+    def agree(self, shard: BatchShard | None, votes: Sequence[int] = ()) -> list[int]:
+        """The ranks' sum of `votes`. Every rank calls it before a step, when it has its batch; it is a collective that the step needs anyway.
+
+        A rank whose votes stop the run may come without a batch: the step is not begun then, on any rank.
+        """
+        count, found = agree(shard.micro_batches if shard else (), votes, self.groups, self.device)
+        self._agreed = (shard.step, count) if shard else None
+        return found
+
     def train_step(self, shard: BatchShard, lr: float) -> StepResult:
-        """Forward, backward and update on one global batch."""
+        """Forward, backward, and the update if `accept` wants it, on one global batch. Otherwise the step leaves no trace in the engine."""
         self.module.train()
+        if self._agreed is None or self._agreed[0] != shard.step:
+            self.agree(shard)
+        assert self._agreed is not None
+        count, self._agreed = self._agreed[1], None
         batches = self.prepared(shard, evaluation=False)
         assert len(batches) == self._micro_batches, f"{len(batches)} micro-batches for an engine of {self._micro_batches}"
-        count = global_count(batches, self.groups, self.device)
         statistics = StepStatistics(self.groups, self.device)
-        scale = self._micro_batches * self.groups.data.size / max(count, 1)
-        self._set_learning_rate(lr)
-        if self.zero_stage == 1:
-            self.scheduled_backward(batches, scale, statistics)
-            self._reduce()
-            self._clip_objective(lr)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        else:
-            self._hooked_step(batches, scale, statistics, lr)
+        for group in self.base_optimizer.param_groups:
+            group["lr"] = lr
+        losses = self._backward(batches, count, statistics)
+        result = statistics.result(self._updates.measure(), count)
+        if not self.accept(result):
+            self._updates.discard()
+            return replace(result, updated=False)
+        self._preparation.advance(batches, losses)
+        self._updates.apply(lr)
         if self.config.ema:
             update_average(self.base_optimizer, self.flat_partitions(), self.config.ema)
-        return statistics.result(self._gradient_norm(), count)
+        return result
 
-    def scheduled_backward(self, batches: tuple[MicroBatch, ...], scale: float, statistics: StepStatistics) -> None:
+    def replay(self, shard: BatchShard, statistics: StepStatistics) -> None:
+        """The passes of a step once more, without an update: for hooks that look for what went wrong in it."""
+        batches = self.prepared(shard, evaluation=False)
+        self._backward(batches, global_count(batches, self.groups, self.device), statistics)
+        self._updates.measure()  # the same collectives as in the step
+        self._updates.discard()
+
+    def _backward(self, batches: tuple[MicroBatch, ...], count: int, statistics: StepStatistics) -> list[Tensor]:
+        """Gradients of the global batch, reduced; each micro-batch's loss_B on the last stage."""
+        scale = self._micro_batches * self.groups.data.size / max(count, 1)
+        if self.zero_stage > 1:
+            return self._hooked_backward(batches, scale, statistics)
+        losses = self.scheduled_backward(batches, scale, statistics)
+        self._reduce()
+        return losses
+
+    def scheduled_backward(self, batches: tuple[MicroBatch, ...], scale: float, statistics: StepStatistics) -> list[Tensor]:
         """Gradients of this replica, whole but for the sum over data-parallel ranks, in each parameter's `accumulated_gradient`."""
         losses: list[Tensor] = []
 
@@ -106,6 +142,7 @@ class Engine:
         self._run_schedule(batches, loss, forward_only=False)
         sum_replicated(self.module.named_parameters(), self.groups)
         self._preparation.after(batches, losses)
+        return losses
 
     def _reduce(self) -> None:
         """Average gradients over data-parallel ranks."""
@@ -114,53 +151,19 @@ class Engine:
         else:  # DeepSpeed's bf16 optimizer, which accumulates in fp32
             self.deepspeed.buffered_allreduce_fallback(elements_per_buffer=50_000_000)
 
-    def _hooked_step(self, batches: tuple[MicroBatch, ...], scale: float, statistics: StepStatistics, lr: float) -> None:
+    def _hooked_backward(self, batches: tuple[MicroBatch, ...], scale: float, statistics: StepStatistics) -> list[Tensor]:
         losses: list[Tensor] = []
         for i, batch in enumerate(batches):
+            self.in_work = batch
             logits_LBv = self.deepspeed(self.objective.network_input(batch.inputs, self.vocab))
             value, sums = training_loss(self.objective, logits_LBv, batch.targets, self.vocab, scale=scale, chunk=self._chunk)
             statistics.add(batch, sums)
             losses.append(sums.loss_B)
             self.deepspeed.backward(value)
-            if i == len(batches) - 1:
-                self._preparation.after(batches, losses)
-                self._clip_objective(lr)
-            self.deepspeed.step()
-
-    def _clip_objective(self, lr: float) -> None:
-        """One clip over the network and the objective: DeepSpeed is given the threshold that makes its own clip the joint one."""
-        if not self.objective_optimizer.parameters:
-            return
-        undo = 1.0 / self.groups.data.size  # what DeepSpeed's average does for the network
-        own, apart = (squared**0.5 * undo for squared in self.objective_optimizer.reduce())
-        network = self._network_norm()
-        if network < 0:  # how DeepSpeed reports a norm that is not finite
-            network = math.nan
-        joint = (own**2 + network**2) ** 0.5
-        clip = self.config.clip
-        if clip:
-            self.optimizer.clip_grad = clip * network / max(joint, 1e-30)
-        factor, apart_factor = (min(1.0, clip / (norm + 1e-6)) if clip else 1.0 for norm in (joint, apart))
-        self.objective_optimizer.step(lr, undo * factor, undo * apart_factor, peak=self._peak_lr)
-        self._joint_norm = joint
-
-    def _network_norm(self) -> float:
-        """Gradient norm of the network, ahead of DeepSpeed's step."""
-        if hasattr(self.optimizer, "get_grads_for_norm"):
-            from deepspeed.runtime.utils import get_global_norm_of_tensors
-
-            gradients, _ = self.optimizer.get_grads_for_norm()
-            return float(get_global_norm_of_tensors(gradients, mpu=self.deepspeed.mpu))
-        if self.zero_stage == 3:
-            return float(torch.linalg.vector_norm(torch.stack([norm.float() for norm in self.optimizer._get_norm_groups()])))
-        return float(self.optimizer.scaled_global_norm())
-
-    def _gradient_norm(self) -> float:
-        return float(self._joint_norm if self.objective_optimizer.parameters else self.optimizer._global_grad_norm)
-
-    def _set_learning_rate(self, lr: float) -> None:
-        for group in self.base_optimizer.param_groups:
-            group["lr"] = lr
+            if i < len(batches) - 1:
+                self.deepspeed.step()  # counts the micro-batch; the last one's is the update
+        self._preparation.after(batches, losses)
+        return losses
 
     # ---- evaluation ---------------------------------------------------------------------------------------------------------------
 
@@ -207,7 +210,7 @@ class Engine:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         def forward_step(iterator: Iterator[MicroBatch], chunk: Any) -> tuple[Tensor, Any]:
-            batch = next(iterator)
+            batch = self.in_work = next(iterator)
             return chunk(self.objective.network_input(batch.inputs, self.vocab)), partial(loss, batch)
 
         chunks = list(self.module.chunks)
@@ -241,11 +244,26 @@ class Engine:
         self.deepspeed.save_checkpoint(str(folder), tag=ZERO_FOLDER, save_latest=False, exclude_frozen_parameters=False)
         self._files.raise_failure()
         if self.groups.is_main and self.objective_optimizer.parameters:
-            state = {"modules": self.objective.modules().state_dict(), "optimizer": self.objective_optimizer.state_dict()}
-            torch.save(state, folder / OBJECTIVE_FILE)
+            write_file(self._objective_state(), folder / OBJECTIVE_FILE)
+
+    def snapshot(self) -> Snapshot:
+        """Copy to host memory what `save` would write; the snapshot writes the same files later, while training goes on.
+
+        One snapshot at a time: the next one uses its memory. A failure (no memory) raises after every collective.
+        """
+        with self._files.collected() as snapshot:
+            self.deepspeed.save_checkpoint(os.curdir, tag=ZERO_FOLDER, save_latest=False, exclude_frozen_parameters=False)
+        self._files.raise_failure()
+        if self.groups.is_main and self.objective_optimizer.parameters:
+            snapshot.add(Path(OBJECTIVE_FILE), self._objective_state())
+        snapshot.finish()
+        return snapshot
+
+    def _objective_state(self) -> dict[str, Any]:
+        return {"modules": self.objective.modules().state_dict(), "optimizer": self.objective_optimizer.state_dict()}
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote in the same layout."""
+        """Restore what `save` wrote in the same layout. Raises UserError for a file that cannot be read, or not without running what it holds."""
         path, _ = self.deepspeed.load_checkpoint(str(folder), tag=ZERO_FOLDER)
         assert path is not None, f"DeepSpeed found nothing to load in {folder}"
         self.load_objective(folder)
@@ -253,7 +271,7 @@ class Engine:
     def load_objective(self, folder: Path) -> None:
         """Restore the objective's own parameters, which no layout cuts."""
         if self.objective_optimizer.parameters:
-            state = torch.load(folder / OBJECTIVE_FILE, map_location=self.device, weights_only=True)
+            state = read_safely(folder / OBJECTIVE_FILE, map_location=self.device)
             self.objective.modules().load_state_dict(state["modules"])
             self.objective_optimizer.load_state_dict(state["optimizer"])
 

@@ -1,10 +1,14 @@
-"""How DeepSpeed writes and reads its files: durably, without executing what they contain, and without leaving other ranks waiting.
+"""How DeepSpeed writes and reads its files: durably or into a snapshot, without executing what they contain, and without leaving other
+ranks waiting.
 
 `DeepSpeedEngine.save_checkpoint` ends in a barrier. A rank whose disk is full would raise before it, and the others would wait for the
 process group's time-out. So a failed write is kept until the barrier is passed, then raised (`raise_failure`).
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +21,10 @@ from deepspeed.runtime.fp16.loss_scaler import LossScaler  # noqa: E402
 from deepspeed.runtime.zero.config import ZeroStageEnum  # noqa: E402
 from deepspeed.utils.tensor_fragment import fragment_address  # noqa: E402
 
-_ALLOWED = [fragment_address, LossScaler, ZeroStageEnum]
+from pretrain.engine.safe_files import read_safely  # noqa: E402
+from pretrain.engine.snapshot import HostMemory, Snapshot, write_file  # noqa: E402
+
+ALLOWED = (fragment_address, LossScaler, ZeroStageEnum)
 """Every class, besides tensors and containers, in a ZeRO checkpoint; anything else is refused."""
 
 
@@ -27,9 +34,23 @@ class GuardedFiles(TorchCheckpointEngine):
     def __init__(self) -> None:
         super().__init__()
         self._failure: Exception | None = None
+        self._memory = HostMemory()
+        self._snapshot: Snapshot | None = None
+
+    @contextlib.contextmanager
+    def collected(self) -> Iterator[Snapshot]:
+        """What DeepSpeed saves inside goes into a snapshot, under paths relative to where it was told to save. The one before is void."""
+        self._snapshot = Snapshot(self._memory)
+        try:
+            yield self._snapshot
+        finally:
+            self._snapshot = None
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Make a folder; a failure is kept."""
+        if self._snapshot is not None:
+            self._snapshot.folders.append(Path(path))
+            return
         try:
             os.makedirs(path, exist_ok=exist_ok)
         except OSError as error:
@@ -40,17 +61,16 @@ class GuardedFiles(TorchCheckpointEngine):
         if self._failure:
             return
         try:
-            with open(path, "wb") as file:
-                torch.save(state_dict, file)
-                file.flush()
-                os.fsync(file.fileno())
-        except (OSError, RuntimeError) as error:
+            if self._snapshot is not None:
+                self._snapshot.add(Path(path), state_dict)
+            else:
+                write_file(state_dict, Path(path))
+        except (OSError, RuntimeError, MemoryError) as error:
             self._failure = error
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Read one file. Raises pickle.UnpicklingError for a file with any other class in it."""
-        with torch.serialization.safe_globals(_ALLOWED):
-            return torch.load(path, map_location=map_location, weights_only=True)
+        """Read one file. Raises UserError for a file with any other class in it."""
+        return read_safely(Path(path), allowed=ALLOWED, map_location=map_location)
 
     def raise_failure(self) -> None:
         """Raise what failed since the last call, if anything did."""

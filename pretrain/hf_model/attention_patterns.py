@@ -3,7 +3,9 @@
 Shape suffixes: B sequences, L positions of the input, S keys (cached ones first), H query heads, G key/value heads, K head width, R = K / 2.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +16,14 @@ from .network_input import Attention, NetworkInput
 
 @dataclass(frozen=True)
 class Pattern:
-    """allowed_B1LS: True where a query sees a key, or None where no mask is needed beyond `is_causal`."""
+    """allowed_B1LS: True where a query sees a key, or None where no mask is needed beyond `is_causal`, or `blocks` says it.
+
+    blocks  a FlexAttention block mask, on CUDA: whole blocks that nobody sees are skipped, and no mask of L x L exists.
+    """
 
     allowed_B1LS: Tensor | None
     is_causal: bool
+    blocks: Any = None
 
 
 def attention_pattern(inputs: NetworkInput, cached: int | Tensor = 0) -> Pattern:
@@ -36,12 +42,39 @@ def attention_pattern(inputs: NetworkInput, cached: int | Tensor = 0) -> Pattern
         # SDPA's is_causal aligns the first query with the first key; cached keys come before the first query.
         return Pattern(None if length == 1 else lower_triangle(length, cached, device), is_causal=False)
     two_stream = inputs.attention is Attention.TWO_STREAM
+    if (two_stream or inputs.documents_BL is not None) and flex_helps(device):
+        return Pattern(None, is_causal=False, blocks=block_mask(inputs))
     if inputs.documents_BL is None:
         return Pattern(two_streams(length, inputs.noisy_length, device) if two_stream else None, is_causal=causal)
     allowed_B1LS = (inputs.documents_BL[:, :, None] == inputs.documents_BL[:, None, :])[:, None]
     if causal or two_stream:
         allowed_B1LS = allowed_B1LS & (two_streams(length, inputs.noisy_length, device) if two_stream else lower_triangle(length, 0, device))
     return Pattern(allowed_B1LS, is_causal=False)
+
+
+def flex_helps(device: torch.device) -> bool:
+    """FlexAttention is compiled for CUDA; on a CPU it has no backward pass, and a dense mask costs about the same as none."""
+    return device.type == "cuda"
+
+
+def block_mask(inputs: NetworkInput) -> Any:
+    """FlexAttention's block mask of documents or two streams: pair by pair what the dense masks below hold."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    (batch, length), device = inputs.positions_BL.shape, inputs.positions_BL.device
+    documents_BL, attention = inputs.documents_BL, inputs.attention
+    noisy = inputs.noisy_length if attention is Attention.TWO_STREAM else 0
+    ahead = length - 2 * noisy  # the clean key of a noisy query's own place stands at query + noisy + ahead
+
+    def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        if attention is Attention.TWO_STREAM:
+            from_noisy = (k == q) | ((k >= noisy) & (k - noisy < q + ahead))
+            order = torch.where(q < noisy, from_noisy, (k >= noisy) & (k <= q))
+        else:
+            order = q >= k if attention is Attention.CAUSAL else q >= 0
+        return order if documents_BL is None else order & (documents_BL[b, q] == documents_BL[b, k])
+
+    return create_block_mask(allowed, batch if documents_BL is not None else None, None, length, length, device=str(device))
 
 
 def scored_positions(x_BLD: Tensor, inputs: NetworkInput) -> Tensor:
@@ -91,6 +124,8 @@ def rotate(x_BHLK: Tensor, cos_B1LR: Tensor, sin_B1LR: Tensor) -> Tensor:
 
 def attend(q_BHLK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, pattern: Pattern) -> Tensor:
     """softmax(q k^T / sqrt(K)) v under the pattern; query heads share key/value heads in consecutive runs of H / G."""
+    if pattern.blocks is not None:
+        return _flex_attention(q_BHLK.is_cuda)(q_BHLK, k_BGSK, v_BGSK, block_mask=pattern.blocks, enable_gqa=q_BHLK.shape[1] != k_BGSK.shape[1])
     return F.scaled_dot_product_attention(
         q_BHLK,
         k_BGSK,
@@ -99,6 +134,37 @@ def attend(q_BHLK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, pattern: Pattern) -> 
         is_causal=pattern.is_causal,
         enable_gqa=q_BHLK.shape[1] != k_BGSK.shape[1],
     )
+
+
+_COMPILED: dict[str, Callable[..., Tensor]] = {}
+
+
+def _flex_attention(compiled: bool) -> Callable[..., Tensor]:
+    """Compiled once per process on CUDA: without compilation FlexAttention materialises the scores."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if not compiled:
+        return flex_attention
+    if "flex" not in _COMPILED:
+        _COMPILED["flex"] = torch.compile(flex_attention)
+    return _COMPILED["flex"]
+
+
+class Cache(Protocol):
+    """What a network asks of a cache: how much it holds, room for one layer's keys and values, and to be told when all layers are through."""
+
+    @property
+    def length(self) -> int | Tensor:
+        """Positions that each sequence has read."""
+        ...
+
+    def extend(self, layer: int, k_BGLK: Tensor, v_BGLK: Tensor) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values, old and new."""
+        ...
+
+    def advance(self, positions: int) -> None:
+        """Count positions as read."""
+        ...
 
 
 class KeyValueCache:

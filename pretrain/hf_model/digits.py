@@ -16,17 +16,41 @@ import torch
 from torch import Tensor
 
 
+def shuffled_codes(size: int, shuffle_seed: int | None) -> np.ndarray:
+    """[V]: each id's place in the shuffled vocabulary; its own number without a seed."""
+    if shuffle_seed is None:
+        return np.arange(size)
+    return np.argsort(np.random.Philox(key=shuffle_seed).random_raw(size), kind="stable")
+
+
 class DigitCode:
     """A bijection between ids 0 … size - 1 and some of the strings of `digits` digits.
 
     table_VJ  each id's digits, for NumPy code; int64.
+    codes_V   each id's place in the shuffled vocabulary, the number that the digits write; int64.
     """
 
     def __init__(self, size: int, *, base: int, digits: int, shuffle_seed: int | None) -> None:
-        if size < 1 or base < 2 or digits < 1 or base**digits < size:
+        if size < 1:
+            raise ValueError(f"{digits} digits of base {base} cannot write {size} ids")
+        self._fill(shuffled_codes(size, shuffle_seed), base, digits)
+
+    @classmethod
+    def of_codes(cls, codes_V: Tensor, *, base: int, digits: int) -> "DigitCode":
+        """The code that an export keeps: each id's number, a permutation of 0 … V - 1. Raises ValueError for anything else."""
+        codes = codes_V.detach().cpu().numpy().astype(np.int64)
+        if not np.array_equal(np.sort(codes), np.arange(len(codes))):
+            raise ValueError(f"the digit code is no permutation of its {len(codes)} ids: the file is damaged")
+        code = cls.__new__(cls)
+        code._fill(codes, base, digits)
+        return code
+
+    def _fill(self, code_V: np.ndarray, base: int, digits: int) -> None:
+        size = len(code_V)
+        if base < 2 or digits < 1 or base**digits < size:
             raise ValueError(f"{digits} digits of base {base} cannot write {size} ids")
         self.size, self.base, self.digits = size, base, digits
-        code_V = np.arange(size) if shuffle_seed is None else np.argsort(np.random.Philox(key=shuffle_seed).random_raw(size), kind="stable")
+        self.codes_V = code_V
         self._powers_J = base ** np.arange(digits - 1, -1, -1, dtype=np.int64)
         self.table_VJ = code_V[:, None] // self._powers_J % base
         self._id_of_code_V = np.argsort(code_V)

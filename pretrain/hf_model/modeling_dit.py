@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention_patterns import KeyValueCache, Pattern, attention_pattern, rotary_angles, scored_positions
+from .attention_patterns import Cache, KeyValueCache, Pattern, attention_pattern, rotary_angles, scored_positions
 from .configuration_network import NetworkConfig
 from .modeling_inputs import build_input, residual_stream
-from .modeling_layers import LayerNorm, SelfAttention, new_cache
+from .modeling_layers import Backbone, LayerNorm, SelfAttention, new_cache
 from .network_input import NetworkInput
 
 TIME_FREQUENCIES = 256
@@ -85,7 +85,7 @@ class DiTBlock(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x_BLD: Tensor, condition_BC: Tensor, rotary: tuple[Tensor, Tensor], pattern: Pattern, cache: KeyValueCache | None
+        self, x_BLD: Tensor, condition_BC: Tensor, rotary: tuple[Tensor, Tensor], pattern: Pattern, cache: Cache | None
     ) -> Tensor:
         """The residual stream after this block."""
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation_chunks(self.modulation, condition_BC, 6)
@@ -93,7 +93,7 @@ class DiTBlock(nn.Module):
         return x_BLD + gate_m * self.mlp(modulate(self.post_attention_layernorm(x_BLD), shift_m, scale_m))
 
 
-class DiT(nn.Module):
+class DiT(Backbone):
     """Inputs to logits over the model vocabulary; input and output embeddings are untied."""
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -108,14 +108,17 @@ class DiT(nn.Module):
         self.final_modulation = zero_linear(config.cond_dim, 2 * config.hidden)
         self.lm_head = zero_linear(config.hidden, config.vocab_size)
 
-    def features(self, inputs: NetworkInput, cache: KeyValueCache | None = None) -> Tensor:
-        """What the head reads, [B, L, D] (half as long for two streams); `cache` holds the positions before these and is extended by them."""
-        pattern = attention_pattern(inputs, 0 if cache is None else cache.length)
+    def features(self, inputs: NetworkInput, cache: Cache | None = None, pattern: Pattern | None = None) -> Tensor:
+        """What the head reads, [B, L, D] (half as long for two streams); `cache` holds the positions before these and is extended by them.
+
+        pattern  which keys are seen, in place of what `inputs` and `cache` say.
+        """
+        pattern = pattern or attention_pattern(inputs, 0 if cache is None else cache.length)
         rotary = rotary_angles(inputs.positions_BL, self.config.head_dim, self.config.rope_base)
         condition_BC = self.time_embedding(inputs.conditioning_B)
         x_BLD = residual_stream(self.embed_tokens, inputs, fp32=self.config.fp32_residual, dtype=self.lm_head.weight.dtype)
         for block in self.layers:
-            x_BLD = block(x_BLD, condition_BC, rotary, pattern, cache)
+            x_BLD = self.through(block, x_BLD, condition_BC, rotary, pattern, cache)
         if cache is not None:
             cache.advance(x_BLD.shape[1])
         return modulate(self.norm(scored_positions(x_BLD, inputs)), *modulation_chunks(self.final_modulation, condition_BC, 2))
@@ -124,7 +127,7 @@ class DiT(nn.Module):
         """Features of any positions [..., D] to logits [..., V] in the dtype of the head."""
         return self.lm_head(features.to(self.lm_head.weight.dtype))
 
-    def forward(self, inputs: NetworkInput, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, inputs: NetworkInput, cache: Cache | None = None) -> Tensor:
         """logits_BLV."""
         return self.logits(self.features(inputs, cache))
 

@@ -59,15 +59,18 @@ class DigitInput(nn.Module):
 
 
 class LatentInput(nn.Module):
-    """W_z z + W_e e + W_gamma [sin, cos](gamma f), in fp32 (Plaid; RePlaid's appendix S)."""
+    """W_z z + W_e e + W_gamma [sin, cos](gamma f), in fp32 (Plaid; RePlaid's appendix S).
+
+    W_gamma is called `noise`: transformers 4 takes a tensor with "gamma" in its name for an old name of a norm's weight, and renames it.
+    """
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.latent = nn.Linear(config.latent, config.hidden, bias=False)
         self.estimate = nn.Linear(config.latent, config.hidden, bias=False)
-        self.gamma = nn.Linear(GAMMA_FEATURES, config.hidden, bias=False)
+        self.noise = nn.Linear(GAMMA_FEATURES, config.hidden, bias=False)
         nn.init.zeros_(self.estimate.weight)
-        nn.init.zeros_(self.gamma.weight)
+        nn.init.zeros_(self.noise.weight)
 
     def forward(self, inputs: NetworkInput) -> Tensor:
         """[B, L, D]."""
@@ -75,7 +78,7 @@ class LatentInput(nn.Module):
             raise ValueError("this network reads latents and an estimate of their clean values")
         rates_F = torch.linspace(-5.0, 5.0, GAMMA_FEATURES // 2, device=inputs.latents_BLE.device).exp()
         angles_BF = inputs.conditioning_B.float()[:, None] * rates_F
-        noise_BD = F.linear(torch.cat((angles_BF.sin(), angles_BF.cos()), -1), self.gamma.weight.float())
+        noise_BD = F.linear(torch.cat((angles_BF.sin(), angles_BF.cos()), -1), self.noise.weight.float())
         latent_BLD = F.linear(inputs.latents_BLE.float(), self.latent.weight.float())
         return latent_BLD + F.linear(inputs.estimate_BLE.float(), self.estimate.weight.float()) + noise_BD[:, None]
 

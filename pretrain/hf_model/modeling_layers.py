@@ -3,11 +3,15 @@
 Shape suffixes: B sequences, L positions, D width, H query heads, G key/value heads, K head width.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from .attention_patterns import KeyValueCache, Pattern, attend, rotate
+from .attention_patterns import Cache, KeyValueCache, Pattern, attend, rotate
 from .configuration_network import NetworkConfig
 
 
@@ -40,6 +44,31 @@ class RMSNorm(nn.Module):
             return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight.float()
 
 
+class Backbone(nn.Module):
+    """What both networks share: recomputation of a layer in the backward pass in place of keeping what it computed.
+
+    `transformers` finds and sets the two attributes (`model.gradient_checkpointing_enable()`).
+    """
+
+    gradient_checkpointing: bool
+    _gradient_checkpointing_func: Callable[..., Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gradient_checkpointing = False
+        self._gradient_checkpointing_func = _recomputed
+
+    def through(self, block: nn.Module, *arguments: Any) -> Tensor:
+        """The output of a layer."""
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            return self._gradient_checkpointing_func(block, *arguments)
+        return block(*arguments)
+
+
+def _recomputed(block: nn.Module, *arguments: Any) -> Any:
+    return checkpoint(block, *arguments, use_reentrant=False)
+
+
 class SelfAttention(nn.Module):
     """Rotary attention without biases; grouped queries and QK-norm where the configuration asks for them."""
 
@@ -53,7 +82,7 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x_BLD: Tensor, rotary: tuple[Tensor, Tensor], pattern: Pattern, cache: KeyValueCache | None) -> Tensor:
+    def forward(self, x_BLD: Tensor, rotary: tuple[Tensor, Tensor], pattern: Pattern, cache: Cache | None) -> Tensor:
         """Attention output [B, L, D] in the dtype of the projections; extends `cache` by these positions."""
         x_BLD = x_BLD.to(self.q_proj.weight.dtype)
         q_BLHK, k_BLGK, v_BLGK = (p(x_BLD).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))

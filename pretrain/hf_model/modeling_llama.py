@@ -8,10 +8,10 @@ Shape suffixes: B sequences, L positions, D width, V model vocabulary.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention_patterns import KeyValueCache, Pattern, attention_pattern, rotary_angles, scored_positions
+from .attention_patterns import Cache, KeyValueCache, Pattern, attention_pattern, rotary_angles, scored_positions
 from .configuration_network import NetworkConfig
 from .modeling_inputs import build_input, residual_stream
-from .modeling_layers import RMSNorm, SelfAttention, new_cache
+from .modeling_layers import Backbone, RMSNorm, SelfAttention, new_cache
 from .network_input import NetworkInput
 
 
@@ -40,13 +40,13 @@ class LlamaBlock(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_eps)
         self.mlp = SwiGLU(config)
 
-    def forward(self, x_BLD: Tensor, rotary: tuple[Tensor, Tensor], pattern: Pattern, cache: KeyValueCache | None) -> Tensor:
+    def forward(self, x_BLD: Tensor, rotary: tuple[Tensor, Tensor], pattern: Pattern, cache: Cache | None) -> Tensor:
         """The residual stream after this block."""
         x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), rotary, pattern, cache)
         return x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
 
 
-class Llama(nn.Module):
+class Llama(Backbone):
     """Inputs to logits over the model vocabulary; `conditioning_B` is not read, the head is untied."""
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -59,13 +59,16 @@ class Llama(nn.Module):
         self.norm = RMSNorm(config.hidden, config.norm_eps)
         self.lm_head = nn.Linear(config.hidden, config.vocab_size, bias=False)
 
-    def features(self, inputs: NetworkInput, cache: KeyValueCache | None = None) -> Tensor:
-        """What the head reads, [B, L, D] (half as long for two streams); `cache` holds the positions before these and is extended by them."""
-        pattern = attention_pattern(inputs, 0 if cache is None else cache.length)
+    def features(self, inputs: NetworkInput, cache: Cache | None = None, pattern: Pattern | None = None) -> Tensor:
+        """What the head reads, [B, L, D] (half as long for two streams); `cache` holds the positions before these and is extended by them.
+
+        pattern  which keys are seen, in place of what `inputs` and `cache` say.
+        """
+        pattern = pattern or attention_pattern(inputs, 0 if cache is None else cache.length)
         rotary = rotary_angles(inputs.positions_BL, self.config.head_dim, self.config.rope_base)
         x_BLD = residual_stream(self.embed_tokens, inputs, fp32=self.config.fp32_residual, dtype=self.lm_head.weight.dtype)
         for block in self.layers:
-            x_BLD = block(x_BLD, rotary, pattern, cache)
+            x_BLD = self.through(block, x_BLD, rotary, pattern, cache)
         if cache is not None:
             cache.advance(x_BLD.shape[1])
         return self.norm(scored_positions(x_BLD, inputs))
@@ -74,7 +77,7 @@ class Llama(nn.Module):
         """Features of any positions [..., D] to logits [..., V] in the dtype of the head."""
         return self.lm_head(features.to(self.lm_head.weight.dtype))
 
-    def forward(self, inputs: NetworkInput, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, inputs: NetworkInput, cache: Cache | None = None) -> Tensor:
         """logits_BLV."""
         return self.logits(self.features(inputs, cache))
 

@@ -4,10 +4,11 @@ Shape suffixes: B sequences, L positions, P positions of the prompt, D features.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .network_input import Attention, NetworkInput
-from .sampling_network import CausalDenoiser, Request
+from .sampling_network import BLANK, CausalDenoiser, Request
 from .sampling_noise import uniforms
 
 
@@ -36,5 +37,7 @@ def sample_ar(network: CausalDenoiser, prompt_BP: Tensor, length: int, request: 
         ids_BL[:, end] = request.law.draw(network.logits(features_BD), uniform_BL[:, end - prompt])
         start = end
         request.progress(batch)
+        if request.watch is not None:
+            request.show(F.pad(ids_BL[:, : end + 1], (0, prompt + length - end - 1), value=BLANK))
     request.check(ids_BL)
     return ids_BL, torch.full((batch,), length, device=device)

@@ -65,12 +65,14 @@ def sample_duo(
         # No token is final before the end: what is shown is the share of the steps.
         done = total * number // (len(way) + greedy)
         request.progress(done - shown)
+        request.show(ids_BL)
         shown = done
     if greedy:
         most_likely = replace(request, law=replace(request.law, temperature=0.0))
         alpha_B = torch.full((len(ids_BL),), 1 - TAIL_TIME, dtype=torch.float64)
         evaluations_B += _draw_from_p(network, ids_BL, blank_BL, alpha_B, 0, most_likely, schedule_eps)
         request.progress(total - shown)
+        request.show(ids_BL)
     request.check(ids_BL)
     return ids_BL, evaluations_B
 
@@ -96,6 +98,7 @@ def sample_duo_left_to_right(network: Denoiser, ids_BL: Tensor, request: Request
         ids_BL = torch.where(next_BL, noisy_BL, ids_BL)
         blank_BL = blank_BL & ~next_BL
         request.progress(int(next_BL.sum()))
+        request.show(noisy_BL)
     request.check(ids_BL)
     return ids_BL, evaluations_B
 

@@ -92,10 +92,18 @@ def _generate(network: CausalDenoiser, ids_BL: Tensor, reveals: Reveals, request
         features_ND = network.features(inputs, cache)[row_N, column_N]
         tokens_BL[row_N, place_N] = draw_tokens(network, features_ND, uniform_BL[row_N, place_N], request)
         request.progress(len(row_N))
-    result_BL = torch.empty_like(ids_BL)
-    result_BL[rank] = torch.empty_like(ids_BL).scatter_(1, order_BL, tokens_BL)
+        if request.watch is not None:
+            request.show(_in_place(tokens_BL, order_BL, rank))
+    result_BL = _in_place(tokens_BL, order_BL, rank)
     request.check(result_BL)
     return result_BL, reveals.turns_B.to(device)
+
+
+def _in_place(tokens_BL: Tensor, order_BL: Tensor, rank_B: Tensor) -> Tensor:
+    """Tokens in the order of generation, in rows sorted by `rank_B`, to where and in which sequence they belong."""
+    result_BL = torch.empty_like(tokens_BL)
+    result_BL[rank_B] = torch.empty_like(tokens_BL).scatter_(1, order_BL, tokens_BL)
+    return result_BL
 
 
 def _windows(known_RT: Tensor, turn: int, length: int) -> tuple[Tensor, Tensor]:

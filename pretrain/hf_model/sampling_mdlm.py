@@ -2,7 +2,8 @@
 
 The network does not see time, so a step that reveals nothing leaves its output as it was. Both samplers decide *where* to reveal before
 they ask *what*, and evaluate only the sequences that reveal something: the cache of unchanged predictions, without its memory. A position,
-once revealed, is carried over. Orders that the network chooses, and from left to right: sampling_orders.py.
+once revealed, is carried over. Orders that the network chooses, and from left to right: sampling_orders.py. Steps that mask
+again: sampling_remask.py.
 
 Shape suffixes: B sequences, L positions, N revealed positions.
 """
@@ -39,8 +40,9 @@ def sample_mdlm(
         reveal_BL = blanks(ids_BL, request.law) & (where_BL < reveal_probability(t, s))
         greedy = noise_removal == "greedy" and step == steps - 1
         asked = replace(request, law=replace(request.law, temperature=0.0)) if greedy else request
-        evaluations_B += _reveal(network, ids_BL, reveal_BL, what_BL, asked)
+        evaluations_B += reveal(network, ids_BL, reveal_BL, what_BL, asked)
         request.progress(int(reveal_BL.sum()))
+        request.show(ids_BL)
     request.check(ids_BL)
     return ids_BL, evaluations_B
 
@@ -59,13 +61,14 @@ def sample_first_hitting(network: Denoiser, ids_BL: Tensor, request: Request) ->
     rank_BL = key_BL.masked_fill(~masked_BL, torch.inf).argsort(dim=-1).argsort(dim=-1)
     for turn in range(int(masked_BL.sum(-1).max())):
         reveal_BL = masked_BL & (rank_BL == turn)
-        evaluations_B += _reveal(network, ids_BL, reveal_BL, what_BL, request)
+        evaluations_B += reveal(network, ids_BL, reveal_BL, what_BL, request)
         request.progress(int(reveal_BL.sum()))
+        request.show(ids_BL)
     request.check(ids_BL)
     return ids_BL, evaluations_B
 
 
-def _reveal(network: Denoiser, ids_BL: Tensor, reveal_BL: Tensor, uniform_BL: Tensor, request: Request) -> Tensor:
+def reveal(network: Denoiser, ids_BL: Tensor, reveal_BL: Tensor, uniform_BL: Tensor, request: Request) -> Tensor:
     """Draw the positions of reveal_BL, in place and independently given the sequence as it is; which sequences were evaluated [B]."""
     active_B = reveal_BL.any(-1)
     if active_B.any():

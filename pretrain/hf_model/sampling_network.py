@@ -1,6 +1,6 @@
 """What a sampler asks of a network, and what every sampler promises.
 
-Shape suffixes: B sequences, L positions, N chosen positions of any sequences, D features, V model vocabulary.
+Shape suffixes: B sequences, L positions, J digits of a token, N chosen positions of any sequences, D features, V model vocabulary.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,32 @@ def ignore_progress(tokens: int) -> None:
     """No display."""
 
 
+class SamplingError(ValueError):
+    """Settings that turned out not to fit the model while it was sampled: the user's to change."""
+
+
+BLANK = -1
+"""Stands where there is no token yet, in a `Snapshot` and in the canvases of samplers whose vocabulary has no mask id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A batch after a step.
+
+    sequences_B  names of the sequences.
+    ids_BL       what stands at each position, BLANK where nothing does: noise too where the process knows no mask (Duo), the most likely
+                 tokens where it has no tokens (RePlaid).
+    digits_BLJ   digits of each token where they are revealed one by one, -1 for masked ones; otherwise None.
+    """
+
+    sequences_B: Tensor
+    ids_BL: Tensor
+    digits_BLJ: Tensor | None = None
+
+
+Watch = Callable[[Snapshot], object]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What every sampler needs besides the network and the sequences to fill.
@@ -31,6 +57,7 @@ class Request:
     seed         of the noise.
     sequences_B  names of the sequences: a sequence's noise depends on (seed, its name) alone, not on the batch that it is in.
     progress     told of every step.
+    watch        shown the batch after every step; None: no snapshot is made.
     """
 
     law: TokenLaw
@@ -38,6 +65,13 @@ class Request:
     seed: int
     sequences_B: Tensor
     progress: Progress = ignore_progress
+    watch: Watch | None = None
+
+    def show(self, ids_BL: Tensor, digits_BLJ: Tensor | None = None) -> None:
+        """Let `watch`, if there is one, see the batch as it is; mask ids become BLANK."""
+        if self.watch is not None:
+            seen_BL = ids_BL.clone() if self.law.mask_id is None else ids_BL.masked_fill(ids_BL == self.law.mask_id, BLANK)
+            self.watch(Snapshot(sequences_B=self.sequences_B, ids_BL=seen_BL, digits_BLJ=digits_BLJ))
 
     def check(self, ids_BL: Tensor) -> None:
         """Raise RuntimeError unless every id is a token of the model vocabulary and none is the mask."""

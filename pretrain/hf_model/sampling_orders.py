@@ -28,23 +28,33 @@ relative places only), and rounding, which differs between batches, must not cho
 
 
 @torch.no_grad()
-def sample_mdlm_in_order(network: Denoiser, ids_BL: Tensor, request: Request, *, order: Order, tokens: int = 1) -> tuple[Tensor, Tensor]:
+def sample_mdlm_in_order(
+    network: Denoiser, ids_BL: Tensor, request: Request, *, order: Order, tokens: int = 1, block: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Fill every mask of ids_BL, `tokens` per evaluation and sequence.
 
     order  confidence: where the most likely token is most likely (MaskGIT, Chang et al. 2022); margin: where it is furthest ahead of the
            second (Kim et al. 2025); left_to_right. Ties (within TIE) go to the left.
+    block  fill one run of this many masks after another from left to right, each in `order` (semi-autoregressive: LLaDA, Nie et al. 2025);
+           None: all masks at once.
 
     Likelihoods are compared at temperature 1 and without top-k or nucleus, which would make all positions look alike; these shape the draws.
-    Returns ids [B, L] and the network evaluations of each sequence [B]: its masks over `tokens`, rounded up. Raises ValueError for tokens < 1
-    and for an order that does not exist.
+    Returns ids [B, L] and the network evaluations of each sequence [B]: its masks over `tokens`, rounded up, block by block.
+    Raises ValueError for tokens or block < 1 and for an order that does not exist.
     """
     if tokens < 1 or order not in get_args(Order):
         raise ValueError(f"needs at least one token per evaluation and one of the orders {', '.join(get_args(Order))}, got {tokens} and {order}")
+    if block is not None and block < 1:
+        raise ValueError(f"a block holds at least one token, got {block}")
     ids_BL, evaluations_B = ids_BL.clone(), torch.zeros(len(ids_BL), dtype=torch.long, device=ids_BL.device)
     positions_L = torch.arange(ids_BL.shape[1], device=ids_BL.device)
     # A position is drawn once, so one number each is enough.
     _, uniform_BL = uniforms(request.seed, request.sequences_B.to(ids_BL.device), 0, positions_L)
+    masked_BL = blanks(ids_BL, request.law)
+    block_BL = (masked_BL.cumsum(-1) - 1) // (block or ids_BL.shape[1])
     while (masked_BL := blanks(ids_BL, request.law)).any():
+        first_B1 = block_BL.masked_fill(~masked_BL, ids_BL.shape[1]).amin(-1, keepdim=True)
+        masked_BL &= block_BL == first_B1
         active_B = masked_BL.any(-1)
         features_RLD, masked_RL = read_canvas(network, ids_BL[active_B]), masked_BL[active_B]
         score_RL = torch.full(masked_RL.shape, -torch.inf, dtype=torch.float64, device=ids_BL.device)
@@ -58,6 +68,7 @@ def sample_mdlm_in_order(network: Denoiser, ids_BL: Tensor, request: Request, *,
         ids_BL[chosen_BL] = draw_tokens(network, features_RLD[chosen_RL], uniform_BL[chosen_BL], request)
         evaluations_B += active_B
         request.progress(int(chosen_BL.sum()))
+        request.show(ids_BL)
     request.check(ids_BL)
     return ids_BL, evaluations_B
 

@@ -9,7 +9,8 @@ grows, if p is exact.
 
 `joint_above` reveals a token's digits together, as `joint_mask_above` masks them while training (appendix A.4.2): masked diffusion over tokens.
 
-The ids to fill are marked BLANK: the vocabulary has no mask id. Time is no input, so a step that reveals nothing in a sequence does not evaluate it.
+The ids to fill are marked BLANK, which `DigitCode.decode` also says of masked digits: the vocabulary has no mask id. Time is no input, so a
+step that reveals nothing in a sequence does not evaluate it.
 
 Shape suffixes: B sequences, L positions, J digits of a token, R sequences evaluated, N positions drawn, D features, V vocabulary.
 """
@@ -21,11 +22,8 @@ from .diffusion_math import reveal_probability
 from .digits import DigitCode
 from .network_input import Attention, NetworkInput
 from .sampling_draw import inverse_cdf, rows_at_once
-from .sampling_network import Denoiser, Request
+from .sampling_network import BLANK, Denoiser, Request
 from .sampling_noise import uniforms
-
-BLANK = -1
-"""Stands where a sampler fills in a token; what `DigitCode.decode` says of a masked one."""
 
 
 @torch.no_grad()
@@ -50,6 +48,7 @@ def sample_prime(
             where_BLJ = where_BLJ[..., :1].expand_as(where_BLJ)
         reveal_BLJ = (digits_BLJ == code.base) & (where_BLJ < reveal_probability(t, s))
         evaluations_B += _reveal(network, digits_BLJ, reveal_BLJ, what_BL, request, code)
+        _show(ids_BL, digits_BLJ, request, code)
     return _finished(ids_BL, digits_BLJ, evaluations_B, request, code)
 
 
@@ -65,6 +64,7 @@ def sample_prime_left_to_right(network: Denoiser, ids_BL: Tensor, request: Reque
         blank_BL = masked_BLJ.any(-1)
         next_BL = blank_BL & (blank_BL.cumsum(-1) == 1)
         evaluations_B += _reveal(network, digits_BLJ, masked_BLJ & next_BL[..., None], uniform_BL, request, code)
+        _show(ids_BL, digits_BLJ, request, code)
     return _finished(ids_BL, digits_BLJ, evaluations_B, request, code)
 
 
@@ -73,6 +73,12 @@ def _canvas(ids_BL: Tensor, code: DigitCode) -> tuple[Tensor, Tensor]:
     blank_BL1 = (ids_BL == BLANK).unsqueeze(-1)
     digits_BLJ = torch.where(blank_BL1, code.base, code.encode(ids_BL.clamp(min=0)))
     return digits_BLJ, torch.zeros(len(ids_BL), dtype=torch.long, device=ids_BL.device)
+
+
+def _show(ids_BL: Tensor, digits_BLJ: Tensor, request: Request, code: DigitCode) -> None:
+    if request.watch is not None:
+        shown_BL = torch.where(ids_BL == BLANK, code.decode(digits_BLJ), ids_BL)
+        request.show(shown_BL, digits_BLJ.masked_fill(digits_BLJ == code.base, BLANK))
 
 
 def _finished(ids_BL: Tensor, digits_BLJ: Tensor, evaluations_B: Tensor, request: Request, code: DigitCode) -> tuple[Tensor, Tensor]:

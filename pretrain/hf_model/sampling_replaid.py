@@ -28,7 +28,7 @@ from .gaussian_solvers import Solver, estimates_per_step, reverse_steps, sharpen
 from .monotone_schedule import LearnedSchedule
 from .network_input import Attention, NetworkInput
 from .sampling_draw import TokenLaw, rows_at_once
-from .sampling_network import Denoiser, Request, blanks
+from .sampling_network import Denoiser, Request, SamplingError, blanks
 from .sampling_noise import normals
 
 LARGEST = 100.0
@@ -83,7 +83,7 @@ def sample_replaid(
     score_temperature  divides the predicted noise; 1 leaves it. The smaller, the more steps it takes.
 
     Returns ids [B, L] and the network evaluations of each sequence [B]. Raises ValueError for too few steps, an unknown solver, and a score
-    temperature that is not positive or too small for the steps.
+    temperature that is not positive; SamplingError for one that is too small for the steps.
     """
     if not score_temperature > 0:
         raise ValueError(f"the score temperature divides and must be above 0, got {score_temperature}")
@@ -99,9 +99,12 @@ def sample_replaid(
             done, last = total * number // (steps + 1), z_NE
             request.progress(done - shown)
             shown = done
+            if reader.guess_N is not None:
+                request.show(ids_BL.masked_scatter(blank_BL, reader.guess_N))
         _check_latents(last, gammas[-1], score_temperature, steps)
         ids_BL[blank_BL] = reader.most_likely(last, gammas[-1])
         request.progress(total - shown)
+        request.show(ids_BL)
     request.check(ids_BL)
     return ids_BL, active_B.long() * evaluations
 
@@ -121,28 +124,38 @@ def _walk(reader: "_Reader", gammas: Tensor, solver: Solver, score_temperature: 
 
 
 def _check_latents(z_NE: Tensor, gamma: Tensor, score_temperature: float, steps: int) -> None:
-    """Raise ValueError where a score temperature below 1 made steps overshoot until the latents meant nothing any more."""
+    """Raise SamplingError where a score temperature below 1 made steps overshoot until the latents meant nothing any more."""
     size_N = (network_scale(gamma, z_NE.shape[-1]) * z_NE).square().mean(-1).sqrt()
     if score_temperature < 1 and not (size_N < LARGEST).all():
-        raise ValueError(f"score temperature {score_temperature} is too small for {steps} steps, and the latents ran away: raise one of them")
+        raise SamplingError(f"score temperature {score_temperature} is too small for {steps} steps, and the latents ran away: raise one of them")
 
 
 class _Reader:
-    """Evaluates the network, and remembers what it said last: the state of self-conditioning."""
+    """Evaluates the network, and remembers what it said last: the state of self-conditioning.
+
+    guess_N  the most likely tokens of the last step, where somebody watches.
+    """
 
     def __init__(self, network: Denoiser, ids_RL: Tensor, space: LatentSpace, request: Request) -> None:
         self.network, self.space, self.law = network, space, request.law
+        self.guess_N: Tensor | None = None
+        self._watched = request.watch is not None
         self.blank_RL = blanks(ids_RL, request.law)
         self._clean_RLE = space.table_VE[ids_RL]
         self._estimate_RLE = torch.zeros_like(self._clean_RLE)
 
     def mean_embedding(self, z_NE: Tensor, gamma: Tensor) -> Tensor:
         """[N, E]: e_hat at the positions to fill, as the law's options shape it; the plain one is kept for the next evaluation."""
-        shaped, plain = [], []
+        shaped, plain, guesses = [], [], []
         plain_law = TokenLaw(mask_id=self.law.mask_id)
         for logits_NV in self._logits(z_NE, gamma):
-            plain.append(plain_law.probabilities(logits_NV) @ self.space.table_VE)
+            p_NV = plain_law.probabilities(logits_NV)
+            plain.append(p_NV @ self.space.table_VE)
+            if self._watched:
+                guesses.append(p_NV.argmax(-1))
             shaped.append(plain[-1] if plain_law == self.law else self.law.probabilities(logits_NV) @ self.space.table_VE)
+        if self._watched:
+            self.guess_N = torch.cat(guesses)
         if self.space.self_conditioning:
             self._estimate_RLE = self._clean_RLE.masked_scatter(self.blank_RL[..., None], torch.cat(plain))
         return torch.cat(shaped)

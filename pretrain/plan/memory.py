@@ -36,6 +36,7 @@ class Memory:
     buffers       communication buckets and the largest single gradient in the compute type.
     activations   saved for the backward pass by every micro-batch in flight, and one layer's working set.
     logits        of one micro-batch on the last stage, with one slice in fp32.
+    snapshot      of a save in the background, where the rank computes in host memory (beside a GPU it takes none of the GPU's: snapshot_bytes).
     workspace     libraries, contexts, fragmentation.
     """
 
@@ -45,6 +46,7 @@ class Memory:
     buffers: float
     activations: float
     logits: float
+    snapshot: float
     workspace: float
 
     @property
@@ -80,8 +82,24 @@ def stage_memory(config: RunConfig, derived: Derived, stage: int, *, compute_byt
         buffers=float(largest * compute_bytes + 2 * bucket * FP32),
         activations=_activations(config, derived, stage, compute_bytes),
         logits=_logits(config, derived, compute_bytes) if stage == parallel.pipeline - 1 else 0.0,
+        snapshot=0.0 if cuda else snapshot_bytes(config, derived, stage, compute_bytes=compute_bytes),
         workspace=WORKSPACE_CUDA if cuda else WORKSPACE_CPU,
     )
+
+
+def snapshot_bytes(config: RunConfig, derived: Derived, stage: int, *, compute_bytes: int) -> float:
+    """Host memory in which a rank keeps what a checkpoint holds of it while that is written; 0 for saves at once.
+
+    Weights in the compute type (of one data-parallel rank alone; under ZeRO 3 the masters stand for them), its share of the optimizer, and the
+    objective's own parameters.
+    """
+    if not config.checkpoint.asynchronous:
+        return 0.0
+    count, _ = _stage_parameters(config, derived, stage)
+    share = count / derived.data_parallel
+    weights = 0 if config.parallel.zero_stage == 3 else count * compute_bytes
+    averages = 1 if config.optimizer.ema else 0
+    return float(weights + FP32 * (1 + MOMENTS + averages) * share + FP32 * (1 + MOMENTS) * objective_elements(config, derived))
 
 
 def objective_elements(config: RunConfig, derived: Derived) -> int:

@@ -37,6 +37,11 @@ class Needs:
         """Whether one rank's memory suffices."""
         return self.memory.total <= self.machine.memory
 
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of an element of the compute type."""
+        return _bytes(self.compute)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -58,13 +63,16 @@ class Plan:
     readings: list[Reading]
 
 
-def work_out_needs(config: RunConfig, assumptions: PlanConfig) -> Needs:
-    """Checks every rule, on the ranks of this command or on those of `assumptions`, and counts memory. Raises UserError."""
+def work_out_needs(config: RunConfig, assumptions: PlanConfig, *, local_ranks: int | None = None) -> Needs:
+    """Checks every rule, on the ranks of this command or on those of `assumptions`, and counts memory. Raises UserError.
+
+    local_ranks  ranks that share one machine; None: those of this command, or all that are planned for.
+    """
     _check_assumptions(assumptions)
     world_size = assumptions.ranks or int(os.environ.get("WORLD_SIZE", 1))
     validate(config, world_size=world_size)
     derived = resolve(config, world_size=world_size, model_size=model_size(config, assumptions.vocabulary))
-    machine = _machine(assumptions, world_size)
+    machine = _machine(assumptions, local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
     compute: Compute = "fp8" if config.precision.fp8 else _compute(config, machine)
     memory, stage = rank_memory(config, derived, compute_bytes=_bytes(compute), cuda=machine.device != "CPU")
     return Needs(config=config, derived=derived, machine=machine, compute=compute, memory=memory, stage=stage)
@@ -126,7 +134,7 @@ def check_fits(needs: Needs) -> None:
 def fitting_layout(needs: Needs) -> Layout | None:
     """The smallest layout, on at least as many ranks as planned, whose ranks fit into this machine's memory."""
     return smallest_layout(
-        needs.config, needs.derived, memory=needs.machine.memory, compute_bytes=_bytes(needs.compute), cuda=needs.machine.device != "CPU"
+        needs.config, needs.derived, memory=needs.machine.memory, compute_bytes=needs.compute_bytes, cuda=needs.machine.device != "CPU"
     )
 
 
@@ -195,10 +203,9 @@ def _check_assumptions(assumptions: PlanConfig) -> None:
             raise UserError(f"plan.{item.name}={value} must lie in {f'[{low}' if low else '(0'}, {high}]")
 
 
-def _machine(assumptions: PlanConfig, world_size: int) -> Machine:
+def _machine(assumptions: PlanConfig, local_ranks: int) -> Machine:
     """This machine, or one with the assumed memory."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    machine = this_machine(local)
+    machine = this_machine(local_ranks)
     if assumptions.memory_gib is None:
         return machine
     if machine.cuda_devices:

@@ -10,7 +10,9 @@ from rich.table import Table
 from pretrain.plan.epochs import Reading
 from pretrain.plan.layouts import MAX_RANKS
 from pretrain.plan.machine import GIB
+from pretrain.plan.memory import snapshot_bytes
 from pretrain.plan.plan import Needs, Plan, fitting_layout
+from pretrain.redaction import redact
 
 
 def show(plan: Plan) -> None:
@@ -18,7 +20,7 @@ def show(plan: Plan) -> None:
     table = Table(title=f"Plan of {plan.needs.config.name}", show_header=False, title_justify="left", title_style="bold")
     for section in (_run_rows(plan), _memory_rows(plan.needs), _cost_rows(plan)):
         for name, text in section:
-            table.add_row(name, text)
+            table.add_row(redact(name), redact(text))
         table.add_section()
     console = Console(highlight=False)
     console.print(table)
@@ -76,6 +78,9 @@ def _memory_rows(needs: Needs) -> list[tuple[str, str]]:
     where = f", stage {needs.stage}" if needs.config.parallel.pipeline > 1 else ""
     rows = [(f"memory: {item.name}", size(getattr(needs.memory, item.name))) for item in fields(needs.memory)]
     rows.append(("memory of one rank", f"{size(needs.memory.total)}{where}"))
+    if needs.memory.snapshot == 0 and needs.config.checkpoint.asynchronous:
+        host = snapshot_bytes(needs.config, needs.derived, needs.stage, compute_bytes=needs.compute_bytes)
+        rows.append(("host memory to save from", f"{size(host)} per rank, besides (checkpoint.asynchronous=false needs none)"))
     rows.append(("available to one rank", f"{size(needs.machine.memory)}, {needs.machine.device}: {'fits' if needs.fits else 'does not fit'}"))
     if not needs.fits:
         layout = fitting_layout(needs)

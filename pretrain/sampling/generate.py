@@ -1,8 +1,9 @@
-"""Batches, prompts and the choice of sampler around the plain network.
+"""Batches and the choice of sampler around the plain network.
 
 Shape suffixes: B sequences of a batch, L positions.
 """
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,73 +12,75 @@ import torch
 from pretrain.errors import UserError
 from pretrain.hf_model.modeling_dit import DiT
 from pretrain.hf_model.modeling_llama import Llama
-from pretrain.hf_model.sampling_ar import sample_ar
 from pretrain.hf_model.sampling_draw import TokenLaw
-from pretrain.hf_model.sampling_mdlm import sample_first_hitting, sample_mdlm
-from pretrain.hf_model.sampling_network import Progress, Request, ignore_progress
+from pretrain.hf_model.sampling_methods import Constants, Method, fill
+from pretrain.hf_model.sampling_network import Progress, Request, SamplingError, Watch, ignore_progress
+from pretrain.hf_model.sampling_settings import SettingsError
 from pretrain.parallel.vocabulary import Vocabulary
 from pretrain.sampling.config import SamplingConfig
-
-SAMPLED = ("ar", "mdlm")
-"""Objectives whose models `generate` draws from."""
+from pretrain.sampling.prompts import Canvas
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sequence: its number, its token ids (prompt included) and the network evaluations (NFE) that it took."""
+    """One sequence: its number and its prompt's, its token ids (prompt included) and the network evaluations (NFE) that it took."""
 
     sequence: int
+    prompt: int
     ids: tuple[int, ...]
     evaluations: int
 
 
-def require_sampled(objective: str) -> None:
-    """UserError for a model whose text another sampler would have to draw: these would return text of another law."""
-    if objective not in SAMPLED:
-        raise UserError(f"the model was trained with objective={objective}, and this command samples {' and '.join(SAMPLED)}: name a run of these")
+@contextlib.contextmanager
+def mistakes_of_users() -> Iterator[None]:
+    """What samplers say about settings, as a UserError."""
+    try:
+        yield
+    except (SettingsError, SamplingError) as error:
+        raise UserError(str(error)) from error
 
 
-def sampler_name(config: SamplingConfig, vocabulary: Vocabulary) -> str:
-    """The sampler that `auto` stands for, or the one asked for. Raises UserError when it does not fit the model."""
-    autoregressive = vocabulary.mask_id is None
-    if config.sampler == "auto":
-        return "ar" if autoregressive else "ancestral"
-    if autoregressive != (config.sampler == "ar"):
-        kind, fitting = ("an autoregressive", "ar") if autoregressive else ("a masked diffusion", "ancestral or first_hitting")
-        raise UserError(f"sampler={config.sampler} cannot sample {kind} model; use {fitting}, or auto")
-    return config.sampler
-
-
-def tokens_to_draw(config: SamplingConfig, prompt: list[int], length: int) -> int:
-    """Tokens to draw per sequence. Raises UserError when the prompt fills the sequence."""
-    if len(prompt) >= length:
-        raise UserError(f"the prompt has {len(prompt)} tokens and leaves nothing to draw in length={length}; give a greater length")
-    return length - len(prompt)
+def choose_method(config: SamplingConfig, objective: str) -> Method:
+    """The sampler that is asked for. Raises UserError for one, or for settings, that do not fit the model."""
+    with mistakes_of_users():
+        return Method.of(objective, config.sampler, config.settings())
 
 
 def generate(
-    network: DiT | Llama, config: SamplingConfig, *, vocabulary: Vocabulary, prompt: list[int], length: int, progress: Progress = ignore_progress
+    network: DiT | Llama,
+    constants: Constants,
+    config: SamplingConfig,
+    method: Method,
+    *,
+    vocabulary: Vocabulary,
+    canvases: list[Canvas],
+    progress: Progress = ignore_progress,
+    watch: Watch | None = None,
 ) -> Iterator[Sample]:
-    """`config.count` samples of `length` tokens that begin with the ids of `prompt`, batch by batch.
+    """`config.count` samples of every canvas, batch by batch; canvases of the same form share batches.
 
-    Raises UserError for a sampler that does not fit the model, and for a prompt that fills the sequence.
+    Sample number n of a command belongs to prompt n // count, and is drawn with the noise of (seed, n) alone. Raises UserError for what the
+    model turns out to lack.
     """
-    sampler = sampler_name(config, vocabulary)
-    drawn = tokens_to_draw(config, prompt, length)
-    device = network.lm_head.weight.device
     law = TokenLaw(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, mask_id=vocabulary.mask_id)
-    for first in range(0, config.count, config.batch):
-        sequences_B = torch.arange(first, min(first + config.batch, config.count), device=device)
-        request = Request(law=law, vocab_size=vocabulary.model_size, seed=config.seed, sequences_B=sequences_B, progress=progress)
-        # A document begins after the end of another, here and in the training stream.
-        start = [vocabulary.eos_id, *prompt] if vocabulary.mask_id is None else [*prompt, *[vocabulary.mask_id] * drawn]
-        start_BL = torch.tensor(start, device=device).expand(len(sequences_B), -1)
-        if sampler == "ar":
-            ids_BL, evaluations_B = sample_ar(network, start_BL, drawn, request)
-            ids_BL = ids_BL[:, 1:]
-        elif sampler == "ancestral":
-            ids_BL, evaluations_B = sample_mdlm(network, start_BL, config.steps or drawn, request)
-        else:
-            ids_BL, evaluations_B = sample_first_hitting(network, start_BL, request)
-        for name, ids, evaluations in zip(sequences_B.tolist(), ids_BL.tolist(), evaluations_B.tolist(), strict=True):
-            yield Sample(name, tuple(ids), evaluations)
+    # A document begins after the end of another, here and in the training stream.
+    start = (vocabulary.eos_id,) if constants.objective == "ar" else ()
+    device = network.lm_head.weight.device
+    for numbers in _batches(config, canvases):
+        sequences_B = torch.tensor(numbers, device=device)
+        request = Request(law=law, vocab_size=vocabulary.model_size, seed=config.seed, sequences_B=sequences_B, progress=progress, watch=watch)
+        canvas_BL = torch.tensor([start + canvases[number // config.count].ids for number in numbers], device=device)
+        with mistakes_of_users():
+            ids_BL, evaluations_B = fill(network, canvas_BL, request, constants, method)
+        for number, ids, evaluations in zip(numbers, ids_BL[:, len(start) :].tolist(), evaluations_B.tolist(), strict=True):
+            yield Sample(number, number // config.count, tuple(ids), evaluations)
+
+
+def _batches(config: SamplingConfig, canvases: list[Canvas]) -> Iterator[list[int]]:
+    """Numbers of at most `batch` sequences each, all of one length and with as many blanks; those of the first prompt first."""
+    forms: dict[tuple[int, int], list[int]] = {}
+    for canvas in canvases:
+        forms.setdefault((len(canvas.ids), canvas.blanks), []).append(canvas.number)
+    for prompts in forms.values():
+        numbers = [prompt * config.count + i for prompt in prompts for i in range(config.count)]
+        yield from (numbers[first : first + config.batch] for first in range(0, len(numbers), config.batch))

@@ -1,31 +1,22 @@
-"""One sampling command: prompt in, texts on the screen and in a file."""
+"""One sampling command: prompts in, texts on the screen and in a file."""
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from pretrain.errors import UserError
-from pretrain.hf_model.modeling_dit import DiT
-from pretrain.hf_model.modeling_llama import Llama
+from pretrain.hf_model.sampling_methods import Method
 from pretrain.outputs import require_writable
-from pretrain.parallel.vocabulary import Vocabulary
 from pretrain.sampling.config import SamplingConfig
-from pretrain.sampling.generate import generate, sampler_name, tokens_to_draw
+from pretrain.sampling.generate import choose_method, generate
 from pretrain.sampling.memory import require_memory
-from pretrain.sampling.output import SamplingDisplay, summary, text_of, write_samples
-
-
-class Codec(Protocol):
-    """What sampling asks of a tokenizer."""
-
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text."""
-
-    def decode(self, ids: list[list[int]]) -> list[str]:
-        """Text of each list of ids."""
+from pretrain.sampling.model import SampledModel
+from pretrain.sampling.output import SampleWriter, SamplingDisplay, summary, text_of
+from pretrain.sampling.prompts import canvases, read_prompts
+from pretrain.sampling.view import Viewer, printable
 
 
 def choose_device(name: str) -> torch.device:
@@ -48,36 +39,49 @@ def choose_dtype(name: str) -> torch.dtype:
     return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
 
 
-def run_sampling(
-    network: DiT | Llama,
-    codec: Codec,
-    config: SamplingConfig,
-    *,
-    vocabulary: Vocabulary,
-    trained_length: int,
-    step: int,
-    output: Path,
-    host_memory: Callable[[], float],
-) -> None:
+def run_sampling(model: SampledModel, config: SamplingConfig, *, device: torch.device, host_memory: Callable[[], float]) -> None:
     """Draw, print and write the samples that `config` asks for.
 
     host_memory  bytes that this process could still take, where it samples without CUDA.
 
     Raises UserError, before anything is drawn, for what does not fit the model or the memory, and for an unwritable file.
     """
+    output = Path(config.output) if config.output else model.home / "samples.jsonl"
     require_writable(output)
-    prompt = codec.encode([config.prompt])[0] if config.prompt else []
-    length = config.length or trained_length
-    sampler = sampler_name(config, vocabulary)
-    total = config.count * tokens_to_draw(config, prompt, length)
-    require_memory(network, config, length, host_memory, autoregressive=sampler == "ar")
-    if length > trained_length:
-        print(f"note: length={length} is beyond the {trained_length} tokens that the model was trained on; expect worse text", file=sys.stderr)
-    with SamplingDisplay(total, sys.stderr) as display:
-        samples = list(generate(network, config, vocabulary=vocabulary, prompt=prompt, length=length, progress=display.advance))
+    method = choose_method(config, model.objective)
+    prompts = read_prompts(config)
+    sequences = canvases(prompts, model.codec, config, trained_length=model.trained_length, continues=model.objective == "ar")
+    network, constants = model.load(device, choose_dtype(config.dtype))
+    longest = max(len(canvas.ids) for canvas in sequences)
+    require_memory(network, model.objective, host_memory, batch=config.batch, count=config.count * len(prompts), length=longest)
+    if longest > model.trained_length:
+        trained = model.trained_length
+        print(f"note: length={longest} is beyond the {trained} tokens that the model was trained on; expect worse text", file=sys.stderr)
+    vocabulary = model.vocabulary
+    viewer = Viewer(model.codec.decode, end=vocabulary.eos_id, size=vocabulary.tokenizer_size, skip=int(model.objective == "ar"))
+    drawn = config.count * sum(canvas.blanks for canvas in sequences)
+    tokens = evaluations = 0
+    texts: list[tuple[int, str]] = []
+    with (
+        SampleWriter(output, _record(config, method, model)) as writer,
+        SamplingDisplay(drawn, sys.stderr, viewer=viewer if config.view else None) as display,
+    ):
+        watch = display.watch if config.view else None
+        samples = generate(
+            network, constants, config, method, vocabulary=vocabulary, canvases=sequences, progress=display.advance, watch=watch
+        )  # fmt: skip
+        for sample in samples:
+            text = text_of(sample.ids, model.codec.decode, vocabulary.eos_id)
+            writer.write(sample, prompts[sample.prompt], text)
+            texts.append((sample.sequence, text))
+            tokens, evaluations = tokens + len(sample.ids), evaluations + sample.evaluations
         speed = display.tokens_per_second
-    texts = [text_of(sample.ids, codec.decode, vocabulary.eos_id) for sample in samples]
-    write_samples(output, samples, texts, config, sampler=sampler, step=step)
-    for sample, text in zip(samples, texts, strict=True):
-        print(f"--- sample {sample.sequence + 1}\n{text}\n")
-    print(summary(samples, speed, output))
+    for number, text in sorted(texts):
+        print(f"--- sample {number + 1}\n{printable(text)}\n")
+    print(summary(len(texts), tokens, evaluations, speed, output))
+
+
+def _record(config: SamplingConfig, method: Method, model: SampledModel) -> dict[str, object]:
+    """How the samples of a file were made: what was asked for, the settings that it came to, and of which model."""
+    asked = {name: value for name, value in dataclasses.asdict(config).items() if name not in config.settings() and value is not None}
+    return asked | {"sampler": method.sampler, **method.settings, "objective": model.objective, **model.origin}

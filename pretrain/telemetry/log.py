@@ -1,8 +1,9 @@
 """The log of a run: log.jsonl is the source of truth; the progress display and wandb show what goes into it.
 
 One JSON object per line, with `kind` (run, train, validation or event), `step` (optimizer steps finished) and `time` (Unix seconds).
-Units are in the names. Training records carry at least `tokens` (input tokens consumed since step 0) and usually loss_nats_per_token,
-nelbo_nats_per_token, nelbo_label, lr, gradient_norm, tokens_per_second, tflops_per_second (per rank), mfu, peak_memory_gib and t_bins.
+Units are in the names, and no secrets are in the values (pretrain.redaction). Training records carry at least `tokens` (input tokens
+consumed since step 0) and usually loss_nats_per_token, nelbo_nats_per_token, nelbo_label, lr, gradient_norm, tokens_per_second,
+tflops_per_second (per rank), mfu, peak_memory_gib and t_bins.
 Numbers that are not finite are written as the strings "nan", "inf" and "-inf", so that every line is valid JSON and float() reads them back.
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pretrain.errors import UserError
+from pretrain.redaction import redact, redacted
 from pretrain.telemetry.config import TelemetryConfig
 from pretrain.telemetry.progress import ProgressDisplay
 from pretrain.telemetry.wandb_sink import WandbSink, check_credentials
@@ -50,7 +52,7 @@ class RunLog:
         facts: Mapping[str, object] | None = None,
         stream: TextIO | None = None,
     ) -> None:
-        self._label = label
+        self._label, config = label, redacted(config)
         self._file: TextIO | None = None
         self._path = run_dir / LOG_NAME
         if not is_main:
@@ -89,17 +91,29 @@ class RunLog:
         self._display.note(f"validation at step {step} | {sentence}")
         self._wandb.log({f"validation/{key}" if key != "tokens" else key: value for key, value in full.items()})
 
-    def event(self, step: int, kind: str, message: str) -> None:
-        """Something that happened once: a checkpoint, a resume card, a warning."""
+    def event(self, step: int, kind: str, message: str, figures: Mapping[str, object] | None = None) -> None:
+        """Something that happened once: a checkpoint, a resume card, a warning. figures: what of it is to be read by programs."""
         if self._file is None:
             return
-        self._write("event", step, {"event": kind, "message": message})
+        message = redact(message)
+        self._write("event", step, {"event": kind, "message": message} | dict(figures or {}))
         self._display.note(f"[{kind}] {message}")
 
     def advance(self, step: int) -> None:
         """Move the progress bar; costs nothing where there is none."""
         if self._file is not None:
             self._display.advance(step)
+
+    def rewind(self, step: int) -> None:
+        """Drop the records of later steps, which will be made again. Raises UserError if the log cannot be written."""
+        if self._file is None:
+            return
+        try:
+            self._file.close()
+            truncate_after(self._path, step)
+            self._file = self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"the log {self._path} cannot be written ({error.strerror}); free space and start the run again: it resumes") from error
 
     def close(self) -> None:
         """Finish the display, wandb and the file. Safe to call twice."""
@@ -113,7 +127,7 @@ class RunLog:
     def _write(self, kind: str, step: int, record: Mapping[str, object]) -> None:
         """One line, flushed at once: a kill loses at most the line that it interrupts."""
         assert self._file is not None
-        line = json.dumps(_finite({"kind": kind, "step": step, "time": time.time()} | dict(record)), allow_nan=False, default=str)
+        line = json.dumps(_finite({"kind": kind, "step": step, "time": time.time()} | redacted(record)), allow_nan=False, default=str)
         try:
             self._file.write(line + "\n")
             self._file.flush()

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pretrain.errors import UserError
 from pretrain.optional import require
+from pretrain.redaction import redact
 from pretrain.telemetry.config import TelemetryConfig
 
 
@@ -37,7 +38,7 @@ class WandbSink:
         self._run: Any = None
         if settings.wandb != "off":
             mode = settings.wandb
-            self._guard(lambda: self._open(mode, settings.wandb_project, run_dir, run_name, dict(config)))
+            self._guard(lambda: self._open(mode, redact(settings.wandb_project), run_dir, run_name, dict(config)))
 
     def log(self, values: Mapping[str, object]) -> None:
         """Mirror one record; nested lists (t-bins) become one metric per bin."""

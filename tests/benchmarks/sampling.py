@@ -1,7 +1,7 @@
 """Speed of Eso-LM's samplers with their key/value cache, against masked diffusion and autoregression, on one small DiT with random weights.
 
     python tests/benchmarks/sampling.py 256 512 1024
-    python tests/benchmarks/sampling.py 2048 --batch 4 --patience 60 --threads 1
+    python tests/benchmarks/sampling.py 8192 --patience 20 --rounds 1 --only MDLM Eso-LM --threads 1
 
 Every sampler draws the same number of tokens from the same network. MDLM takes L ancestral steps and evaluates only sequences that a step
 changes; Eso-LM takes the same steps (and so as many evaluations) with its cache; AR decodes from a cache. Rounds are interleaved, so that a
@@ -15,8 +15,9 @@ for n layers of width d (`COUNTED` in the table, from a dry run that draws the s
 two constants of this run predicts: calls * (time of a cached call of one position and its draw) + operations / (rate of a full forward pass).
 Operations alone overstate what a cache saves while calls are small; the first constant says by how much.
 
-A sampler that exceeds --patience seconds is stopped and its time scaled by the operations that were left; such times carry a ~. On a busy
-machine, --cpu-time counts the seconds of one thread instead of those of the clock.
+A sampler whose network would take longer than --patience seconds asks it in earnest in a sample of its calls only: one in the middle of each of n
+equal parts of the trajectory, at least 8, which stands for its part; noise, draws and the rest are done for every call. Such times carry the
+number of calls that were made. On a busy machine, --cpu-time counts the seconds of one thread instead of those of the clock.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -51,10 +53,6 @@ clock = time.perf_counter
 """Seconds; replaced by those of this process with --cpu-time."""
 
 
-class OutOfPatienceError(Exception):
-    """A measurement took too long."""
-
-
 @dataclass
 class Work:
     """What a sampler asked of its network."""
@@ -75,17 +73,36 @@ class Work:
 
 @dataclass
 class Meter:
-    """A denoiser that counts its work; without a network it only counts, and every token is equally likely."""
+    """A denoiser that counts its work, and does that of the calls in `weights` only; elsewhere every token is equally likely.
+
+    weights  number of a call that is made -> how many calls it stands for; None: every call is made.
+    seconds  of the network in the calls that were made; `represented`: in those that they stand for.
+    """
 
     config: NetworkConfig
     network: DiT | None = None
-    deadline: float = float("inf")
+    weights: dict[int, int] | None = None
     work: Work = field(default_factory=Work)
+    seconds: float = 0.0
+    represented: float = 0.0
+
+    @property
+    def weight(self) -> int:
+        """Of the call that is being made; 0 where it is only counted."""
+        if self.network is None:
+            return 0
+        return 1 if self.weights is None else self.weights.get(self.work.calls, 0)
+
+    def _timed(self, compute: Callable[[], Tensor]) -> Tensor:
+        start = clock()
+        result = compute()
+        spent = clock() - start
+        self.seconds += spent
+        self.represented += self.weight * spent
+        return result
 
     def features(self, inputs: NetworkInput, cache: KeyValueCache | None = None) -> Tensor:
         """Count, then compute."""
-        if clock() > self.deadline:
-            raise OutOfPatienceError
         batch, width = inputs.positions_BL.shape
         causal = width * (width + 1) // 2
         cached = 0 if cache is None else cache.length
@@ -94,16 +111,20 @@ class Meter:
         self.work.sequences += batch
         self.work.positions += batch * width
         self.work.pairs += batch * (causal if inputs.attention is Attention.CAUSAL else width * width) + old * width
-        if self.network is not None:
-            return self.network.features(inputs, cache)
+        network = self.network
+        if network is not None and self.weight:
+            return self._timed(lambda: network.features(inputs, cache))
         if cache is not None:
             cache.advance(width)
-        return torch.zeros(batch, width, 1)
+        return torch.zeros(batch, width, self.config.hidden if network is not None else 1)
 
     def logits(self, features: Tensor) -> Tensor:
         """The head, on drawn positions only."""
         self.work.drawn += len(features)
-        return self.network.logits(features) if self.network is not None else torch.zeros(len(features), self.config.vocab_size)
+        network = self.network
+        if network is not None and self.weight:
+            return self._timed(lambda: network.logits(features))
+        return torch.zeros(len(features), self.config.vocab_size)
 
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
         """Of the network, or one that holds nothing."""
@@ -167,23 +188,27 @@ def constants(network: DiT, batch: int, length: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of one run, or what they would have been."""
+    """Seconds of one run, or what they would have been had all calls been made; and the calls that were."""
 
     seconds: float
-    whole: bool
+    calls: int
 
 
-def measure(sampler: Sampler, network: DiT, ids_BL: Tensor, asked: Request, patience: float, planned: Work) -> Timed:
-    """Run, or run for a while."""
-    meter = Meter(network.config, network, clock() + patience)
+def sampled_calls(calls: int, wanted: int) -> dict[int, int]:
+    """Numbers from 1 of the calls in the middle of `wanted` nearly equal parts, and the sizes of these."""
+    edges = [calls * i // wanted for i in range(wanted + 1)]
+    return {(start + end) // 2 + 1: end - start for start, end in pairwise(edges)}
+
+
+def measure(sampler: Sampler, network: DiT, ids_BL: Tensor, asked: Request, patience: float, planned: Work, rate: float) -> Timed:
+    """Run with as many calls of the network as patience allows for."""
+    each = planned.flops(network.config) * rate / planned.calls
+    calls = min(planned.calls, max(8, int(patience / each)))
+    meter = Meter(network.config, network, None if calls == planned.calls else sampled_calls(planned.calls, calls))
     start = clock()
-    try:
-        sampler(meter, ids_BL, asked)
-    except OutOfPatienceError:
-        share = meter.work.flops(network.config) / planned.flops(network.config)
-        return Timed((clock() - start) / share, whole=False)
+    sampler(meter, ids_BL, asked)
     assert meter.work == planned
-    return Timed(clock() - start, whole=True)
+    return Timed(clock() - start - meter.seconds + meter.represented, calls)
 
 
 def report(network: DiT, length: int, options: argparse.Namespace) -> None:
@@ -192,31 +217,34 @@ def report(network: DiT, length: int, options: argparse.Namespace) -> None:
     mask_id = config.vocab_size - 1
     ids_BL = torch.full((batch, length), mask_id)
     asked = Request(law=TokenLaw(mask_id=mask_id), vocab_size=config.vocab_size, seed=1, sequences_B=torch.arange(batch))
-    chosen, planned = samplers(length), {}
+    chosen = {name: sampler for name, sampler in samplers(length).items() if name.startswith(tuple(options.only))}
+    planned = {}
     for name, sampler in chosen.items():
         meter = Meter(config)
         sampler(meter, ids_BL, asked)
         planned[name] = meter.work
     timed: dict[str, list[Timed]] = {name: [] for name in chosen}
+    call, rate = constants(network, batch, length)
     for turn in range(options.rounds):
         for name, sampler in chosen.items():
             print(f"round {turn + 1} of {options.rounds}: {name}", end="\033[K\r", file=sys.stderr, flush=True)
-            timed[name].append(measure(sampler, network, ids_BL, asked, options.patience, planned[name]))
-    call, rate = constants(network, batch, length)
+            timed[name].append(measure(sampler, network, ids_BL, asked, options.patience, planned[name], rate))
     seconds = {name: statistics.median(run.seconds for run in runs) for name, runs in timed.items()}
     flops = {name: work.flops(config) for name, work in planned.items()}
     model = {name: planned[name].calls * call + flops[name] * rate for name in chosen}
-    slowest, autoregressive = (next(name for name in chosen if name.startswith(kind)) for kind in ("MDLM", "AR"))
+    slowest, autoregressive = (next((name for name in chosen if name.startswith(kind)), next(iter(chosen))) for kind in ("MDLM", "AR"))
     print(f"\nL = {length}, batch {batch}; {1e3 * call:.2f} ms per call, {1e-9 / rate:.1f} GFLOP/s in a full forward pass\n")
-    print("                                             | measured            | COUNTED per sequence        | MDLM's over this one's     | AR's")
-    print("sampler                                      |  seconds   tokens/s |   NFE  positions     GFLOP  |    time  (model)     FLOPs | time")
+    head = "                                             | measured            | COUNTED per sequence        | MDLM's over this one's     | AR's |"
+    print(head)
+    columns = "|  seconds   tokens/s |   NFE  positions     GFLOP  |    time  (model)     FLOPs | time | calls made"
+    print(f"{'sampler':44s} {columns}")
     for name in chosen:
-        work, mark = planned[name], " " if all(run.whole for run in timed[name]) else "~"
+        work, made = planned[name], min(run.calls for run in timed[name])
         print(
-            f"{name:44s} | {mark}{seconds[name]:8.2f} {batch * length / seconds[name]:10,.0f} |"
+            f"{name:44s} | {seconds[name]:9.2f} {batch * length / seconds[name]:10,.0f} |"
             f" {work.sequences / batch:5.0f} {work.positions / batch:10,.0f} {flops[name] / batch / 1e9:9.2f}  |"
             f" {seconds[slowest] / seconds[name]:6.1f}x {model[slowest] / model[name]:7.1f}x {flops[slowest] / flops[name]:8.1f}x |"
-            f" {seconds[autoregressive] / seconds[name]:4.2f}x"
+            f" {seconds[autoregressive] / seconds[name]:4.2f}x| {'all' if made == work.calls else made} of {work.calls}"
         )
 
 
@@ -226,7 +254,8 @@ def main() -> None:
     parser.add_argument("lengths", nargs="*", type=int, default=[256, 512, 1024], help="tokens per sequence")
     for name, default in (("batch", 1), ("hidden", 128), ("layers", 4), ("heads", 4), ("vocabulary", 4096), ("rounds", 3), ("threads", 0)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
-    parser.add_argument("--patience", type=float, default=30.0, help="seconds of one run before its time is scaled; default 30")
+    parser.add_argument("--patience", type=float, default=30.0, help="seconds of network in one run, beyond which calls are sampled; default 30")
+    parser.add_argument("--only", nargs="*", default=[""], help="beginnings of the names of the samplers to run")
     parser.add_argument("--cpu-time", action="store_true", help="seconds of this process, in one thread")
     options = parser.parse_args()
     if options.cpu_time:

@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -187,8 +188,6 @@ def test_damage_is_named_and_the_one_before_is_used(tmp_path: Path, name: str, h
     save(tmp_path, 1, 2)
     folder = tmp_path / "checkpoints" / step_name(2)
     assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()) == sorted(FILES)
-    if name == "COMPLETE" and harm is truncate:
-        harm = lambda path: path.write_bytes(path.read_bytes()[:-5])  # noqa: E731  # its last byte is the line's end
     harm(folder / name)
     said: list[str] = []
     found = make(tmp_path, said=said).latest()
@@ -271,6 +270,21 @@ def test_retention_counts_complete_ones_only(tmp_path: Path) -> None:
     assert names(tmp_path) == [step_name(2), step_name(3), step_name(4)]  # 3 is not complete: neither counted nor deleted
     save(tmp_path, 5, keep=1)
     assert names(tmp_path) == [step_name(3), step_name(5)]
+
+
+def test_milestones_stay_whatever_is_kept(tmp_path: Path) -> None:
+    for step in range(1, 7):
+        checkpoints = make(tmp_path, keep=1)
+        checkpoints.save(step, writer(step), replace(state(step), milestone=step in (2, 5)), "")
+        checkpoints.prune()
+    assert names(tmp_path) == [step_name(2), step_name(5), step_name(6)]
+    assert find_checkpoint(tmp_path / "checkpoints" / step_name(2)).state.milestone
+    older = state(1).to_json().replace(',\n  "milestone": false', "")
+    assert "milestone" not in older and TrainState.from_json(older, tmp_path) == state(1)
+    torn = tmp_path / "checkpoints" / step_name(5) / "train_state.json"
+    torn.write_bytes(b"x" * torn.stat().st_size)  # of the right size: what cannot be asked is not deleted
+    save(tmp_path, 7, keep=1)
+    assert names(tmp_path) == [step_name(2), step_name(5), step_name(7)]
 
 
 def test_saving_a_step_again_keeps_it(tmp_path: Path) -> None:

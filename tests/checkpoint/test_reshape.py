@@ -159,7 +159,7 @@ def test_nothing_in_a_file_is_executed(tmp_path, capsys):
     from pretrain.checkpoint import zero_reader
 
     torch.save({"optimizer_state_dict": Evil()}, tmp_path / "x.pt")
-    with pytest.raises(UserError, match="x.pt cannot be read"):
+    with pytest.raises(UserError, match="x.pt asks to run builtins.print .*nothing was run"):
         zero_reader._load(tmp_path / "x.pt")
     assert "executed" not in capsys.readouterr().out
 

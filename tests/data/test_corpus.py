@@ -192,12 +192,21 @@ HASH = "0" * 64
         ("dtype", "float32", "dtype='float32', which must be uint16 or int32"),
         ("counts", {}, "counts={}, which must count documents, empty, bad"),
         ("counts.documents", 3, "counts.documents=3, which must be the 60 documents"),
-        ("counts.bad", -1, "counts.bad=-1, which must not be negative"),
+        ("counts.bad", -1, "counts.bad=-1, which must be the 0 bad of the sources"),
+        ("sources.main.bad", -1, "sources.main.bad=-1, which must not be negative"),
+        ("sources", {}, "sources={}, which must count the sources that were asked for, main"),
+        ("sources.main.tokens", 1, "sources=.*, which must count the tokens of each source's shards"),
+        ("sources.main.documents", 1, "sources=.*, which must count the documents of each source's shards"),
+        ("sources.main.filtered", {"a=b": 1}, "sources=.*, which must count, at least once each, values of the keys"),
+        ("shards.1.source", "other", r"shards\[1\].source='other', which must be one of the sources main"),
+        ("code.commit", "abc", "code.commit='abc', which must be the 40 hexadecimal digits"),
+        ("code.version", " ", "code.version=' ', which must name the version"),
         ("request", [], r"request=\[\], which must be an object"),
         ("request.tokenizer", HASH, "request.tokenizer='.*', which must be tokenizer.hash"),
         ("request.shard_bytes", 0, "request.shard_bytes=0, which must be at least 1"),
-        ("request.inputs", [], r"request.inputs=\[\], which must name at least one file"),
-        ("request.inputs.0.bytes", -1, r"request.inputs\[0\].bytes=-1, which must not be negative"),
+        ("request.sources", {}, r"request.sources={}, which must name at least one source"),
+        ("request.sources.main.inputs", [], r"request.sources.main.inputs=\[\], which must name at least one file"),
+        ("request.sources.main.inputs.0.bytes", -1, r"request.sources.main.inputs\[0\].bytes=-1, which must not be negative"),
         ("comment", "mine", "has the unknown field comment='mine'"),
     ],
 )  # fmt: skip
@@ -222,7 +231,7 @@ def test_every_field_of_a_manifest_has_a_type_and_is_needed(corpora: dict[str, C
     for path in paths(raw):
         for value in (None, True, 1.5, [[]], {"a": 1}, KeyError):
             (tmp_path / "manifest.json").write_text(json.dumps(changed(raw, path, value)))
-            if path.rpartition(".")[0] != "request.inputs" or value is not KeyError:  # which any number of files may have been
+            if path.rpartition(".")[0] != "request.sources.main.inputs" or value is not KeyError:  # which any number of files may have been
                 with pytest.raises(UserError, match="manifest.json"):
                     Manifest.load(tmp_path)
 

@@ -179,7 +179,7 @@ class Failing:
     """Samples that fail from number 16 on."""
 
     def __init__(self, samples: TrainingSamples) -> None:
-        self._samples = samples
+        self._samples, self.skips = samples, samples.skips
 
     def sample(self, number: int) -> object:
         if number >= 16:

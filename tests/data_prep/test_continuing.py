@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from data_prep import worker
+from data_prep import readers
+from data_prep.inputs import Piece
 from pretrain.data.manifest import audit
 from pretrain.errors import UserError
 from tests.data.examples import text, write_jsonl
@@ -18,15 +19,15 @@ def begun(tmp_path: Path, model: Path) -> tuple[Path, Path]:
     """Text of three shards, and a preparation of it that was cut off in the third."""
     for number in range(3):
         write_jsonl(tmp_path / f"text/{number}.jsonl", [text(20, number)])
-    original = worker.read_records
+    original = readers.read_records
 
-    def cut_off(path: Path, key: str) -> Any:
-        if path.name == "2.jsonl":
+    def cut_off(piece: Piece, wanted: readers.Wanted) -> Any:
+        if piece.name.endswith("2.jsonl"):
             raise KeyboardInterrupt
-        return original(path, key)
+        return original(piece, wanted)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(worker, "read_records", cut_off)
+        patch.setattr(readers, "read_records", cut_off)
         run(tmp_path / "text", tmp_path / "out", model, shard_bytes=1)
     return tmp_path / "text", tmp_path / "out"
 
@@ -59,11 +60,11 @@ def test_a_damaged_part_is_made_again(tmp_path: Path, model_file: Path, damage: 
     if damage == "half-written":
         part.write_text(part.read_text()[:50])
     elif damage == "wrong type":
-        part.write_text(json.dumps(raw | {"documents": "1"}))
+        part.write_text(json.dumps(raw | {"lines": "1"}))
     elif damage == "other shard":
         part.write_text((output / "parts/shard_00000.json").read_text())
     elif damage == "miscounted":
-        part.write_text(json.dumps(raw | {"documents": 2}))
+        part.write_text(json.dumps(raw | {"counts": raw["counts"] | {"documents": 2}}))
     elif damage == "shard gone":
         shard.unlink()
     else:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.tasks import TASKS
 from launchers.prepare_data import main
+from pretrain.audit.tasks import RUN_TASKS
 from pretrain.command_line import run_command
 from tests.data.examples import prepared, text, write_jsonl
 
@@ -30,7 +32,7 @@ def test_text_to_tokenizer_to_corpus(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["tokenise"], "there is no task tokenise; did you mean tokenize"),
-        (["task=foo"], "there is no task foo; known: audit, audit_step, plays, show, tokenize, train_tokenizer"),
+        (["task=foo"], "there is no task foo; known: " + ", ".join(sorted(TASKS | RUN_TASKS))),
         (["++task=foo", "output=x"], "there is no task foo"),
         (["tokenize", "task=plays"], "tokenize and plays are two tasks; give one"),
         (["tokenize", "input=a"], "tokenize needs tokenizer=… and output=…"),
@@ -62,8 +64,7 @@ def test_mistakes_are_one_sentence(
 
 def test_a_mistake_in_a_process_of_its_own(tmp_path: Path) -> None:
     result = launch(tmp_path, "task=foo")
-    known = "audit, audit_step, plays, show, tokenize, train_tokenizer"
-    assert (result.returncode, result.stderr) == (64, f"error: there is no task foo; known: {known}\n")
+    assert (result.returncode, result.stderr) == (64, f"error: there is no task foo; known: {', '.join(sorted(TASKS | RUN_TASKS))}\n")
 
 
 def test_audit_of_a_changed_corpus(tmp_path: Path, model_file: Path) -> None:

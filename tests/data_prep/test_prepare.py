@@ -27,7 +27,7 @@ TEXTS = ["To be,\nor not", "", " \n\t", "\x00 NUL", "日本語 \N{SLIGHTLY SMILI
 
 def run(given: object, output: Path, model: Path, **options: Any) -> Manifest:
     inputs = [str(path) for path in given] if isinstance(given, list) else str(given)
-    return prepare(TokenizeConfig(input=inputs, output=str(output), tokenizer=str(model), **({"workers": 1} | options)))
+    return prepare(TokenizeConfig(input=inputs, output=str(output), tokenizer=str(model), **({"workers": 1} | options)))["main"]
 
 
 def read_back(folder: Path, tokenizer: Tokenizer) -> list[list[int]]:
@@ -56,7 +56,8 @@ def test_what_is_read_back_is_the_tokenisation_of_what_was_written(
             write_jsonl(Path(folder) / f"text/{number}.jsonl", documents)
         manifest = run(Path(folder) / "text", Path(folder) / "out", model_file, shard_bytes=1)
         assert read_back(Path(folder) / "out", tokenizer) == tokenizer.encode(kept(documents)) * shards
-        assert manifest.counts == {"documents": shards * len(kept(documents)), "empty": shards * (len(documents) - len(kept(documents))), "bad": 0}
+        empty = shards * (len(documents) - len(kept(documents)))
+        assert manifest.counts == {"documents": shards * len(kept(documents)), "empty": empty, "bad": 0, "filtered": 0}
         assert not any(problem for _, problem in audit(Path(folder) / "out", manifest))
 
 
@@ -156,7 +157,7 @@ def test_bad_lines_go_to_quarantine(tmp_path: Path, model_file: Path, tokenizer:
     with pytest.raises(UserError, match=r"8 of 16 records are unreadable, more than max_bad_fraction=0\.001, .*not JSON.*; see .*quarantine\.jsonl"):
         run(tmp_path / "a.jsonl", tmp_path / "out", model_file)
     manifest = run(tmp_path / "a.jsonl", tmp_path / "out", model_file, max_bad_fraction=0.5)
-    assert manifest.counts == {"documents": 8, "empty": 0, "bad": 8}
+    assert manifest.counts == {"documents": 8, "empty": 0, "bad": 8, "filtered": 0}
     assert read_back(tmp_path / "out", tokenizer) == tokenizer.encode(["good"] * 8)
     found = [json.loads(line) for line in (tmp_path / "out/quarantine.jsonl").read_text().splitlines()]
     assert [(entry["file"], entry["line"]) for entry in found] == [("a.jsonl", 2 * n) for n in range(1, 9)]
@@ -169,7 +170,7 @@ def test_text_that_is_not_utf8_and_null_parquet_rows(tmp_path: Path, model_file:
     (tmp_path / "text/a.txt").write_bytes(b"one\ntwo\xfe")
     parquet.write_table(arrow.table({"text": ["x", None, ""]}), tmp_path / "text/b.parquet")
     manifest = run(tmp_path / "text", tmp_path / "out", model_file, max_bad_fraction=1.0)
-    assert manifest.counts == {"documents": 1, "empty": 1, "bad": 2}
+    assert manifest.counts == {"documents": 1, "empty": 1, "bad": 2, "filtered": 0}
     entries = [json.loads(line) for line in (tmp_path / "out/quarantine.jsonl").read_text().splitlines()]
     assert [(entry["file"], entry["line"]) for entry in entries] == [("text/a.txt", 2), ("text/b.parquet", 2)]
 

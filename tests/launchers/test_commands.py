@@ -54,3 +54,23 @@ def test_from_text_to_samples(tmp_path):
     summary = python(tmp_path, "summary.py", "runs/words", "validation")
     assert "validation (bound)" in summary
     assert "unigram entropy" in summary
+    assert "published" in python(tmp_path, "convert.py", "hf", "checkpoint=runs/words", "output=hub")
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert "Held-out text of the run at step 4" in card and "label `bound`" in card
+    assert "init_from=runs/imported" in python(tmp_path, "convert.py", "checkpoint", "from=hub", "output=runs/imported")
+    restarted = [word for word in settings if word not in ("name=words", "parallel.tensor=2")]
+    single = (*torchrun[:-2], "--nproc-per-node=1", torchrun[-1])
+    said = command(tmp_path, *single, *restarted, "name=second", "init_from=runs/imported", "duration.stop_after=2")
+    assert "fresh moments" in said and "step 2/4 | " in said
+
+
+def test_a_wrong_task_of_a_conversion_is_one_sentence(tmp_path):
+    for words, said in (
+        (("zip", "output=x"), "there is no task zip"),
+        (("hf", "checkpoint=x"), "hf needs output=…"),
+        (("hf", "checkpoint=x", "output=y"), "there is no checkpoint at x"),
+        (("hf", "checkpoint=x", "output=y", "format=gguf"), "format=gguf must be"),
+        (("checkpoint", "from=x", "output=y"), "x/config.json cannot be read"),
+    ):
+        done = subprocess.run([sys.executable, str(LAUNCHERS / "convert.py"), *words], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 64 and done.stderr.startswith(f"error: {said}"), done.stderr

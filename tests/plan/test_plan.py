@@ -295,3 +295,34 @@ def test_objectives_cost_what_they_add() -> None:
     table = 32128 * 2176  # the network reads latents in place of ids: no table of ids, three small matrices
     network = 12 * (2176 * (16 + 16 + 64) - table)
     assert added == pytest.approx(network + 16 * (32128 * 16 + 3 * 1024 + 2))
+
+
+def snapshot_size(config: Any) -> int:
+    """Bytes of host memory that a real engine's snapshot takes."""
+    from pretrain.parallel import groups as parallel_groups
+    from pretrain.trainer import Trainer
+
+    trainer = Trainer(config, parallel_groups.initialize(config.parallel, seed=config.seed))
+    trainer.fit()
+    snapshot = trainer.engine.snapshot()
+    trainer.close()
+    return sum(buffer.nbytes() for buffer in snapshot.memory.buffers)
+
+
+@pytest.mark.parametrize(("ranks", "zero_stage"), [(1, 1), (2, 2), (2, 3)])
+def test_memory_of_a_save_is_what_a_real_snapshot_takes(tmp_path: Path, ranks: int, zero_stage: int) -> None:
+    config = small_config(tmp_path)
+    config = replace(config, parallel=replace(config.parallel, zero_stage=zero_stage), duration=replace(config.duration, stop_after=1))
+    taken = max(run_distributed(snapshot_size, ranks, config))
+    vocabulary = 321
+    counted = memory_module.snapshot_bytes(config, resolve(config, world_size=ranks, model_size=vocabulary), 0, compute_bytes=4)
+    assert counted == pytest.approx(taken, rel=0.02)  # DeepSpeed pads a little, and AdamW counts its steps
+    at_once = replace(config, checkpoint=replace(config.checkpoint, asynchronous=False))
+    assert memory_module.snapshot_bytes(at_once, resolve(at_once, world_size=ranks, model_size=vocabulary), 0, compute_bytes=4) == 0
+
+
+def test_the_memory_of_a_save_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    show(make_plan(TINY, PlanConfig(ranks=2, vocabulary=1000)))
+    assert "memory: snapshot" in capsys.readouterr().out
+    show(make_plan(TINY, PlanConfig(ranks=2, vocabulary=1000, memory_gib=80)))
+    assert "host memory to save from" in capsys.readouterr().out

@@ -45,8 +45,10 @@ def next_positions(logits_LK: np.ndarray, places: list[int], order: Order, token
     return best[:tokens]
 
 
-def law_of_order(logits_MLK: np.ndarray, order: Order, tokens: int, temperature: float = 1.0, start: tuple[int, ...] = (MASK,) * L) -> np.ndarray:
-    """[M]: the probability of each final state."""
+def law_of_order(
+    logits_MLK: np.ndarray, order: Order, tokens: int, temperature: float = 1.0, start: tuple[int, ...] = (MASK,) * L, block: int = L
+) -> np.ndarray:
+    """[M]: the probability of each final state; blocks are counted from the start of the sequence."""
     law_M = np.zeros(K**L)
     waiting = [(start, 1.0)]
     while waiting:
@@ -55,6 +57,7 @@ def law_of_order(logits_MLK: np.ndarray, order: Order, tokens: int, temperature:
         if not places:
             law_M[index(state, K)] += chance
             continue
+        places = [i for i in places if i // block == places[0] // block]
         logits_LK = logits_MLK[index(state, K)]
         reached = [(state, chance)]
         for place in next_positions(logits_LK, places, order, tokens):
@@ -77,6 +80,26 @@ def test_law_of_any_denoiser(order: Order, tokens: int, temperature: float) -> N
         others = [law_of_order(logits_MLK, other, 1, temperature) for other in ORDERS if other != order]
         others.append(law_of_order(logits_MLK, order, 1, 1.5 - temperature))
         assert all(p_value(ids_BL, other_M, K) < 1e-8 for other_M in others)
+
+
+@pytest.mark.parametrize("order", ["confidence", "margin"])
+@pytest.mark.parametrize(("block", "tokens"), [(1, 1), (2, 1), (2, 2)])
+def test_law_of_blocks(order: Order, block: int, tokens: int) -> None:
+    logits_MLK = random_logits(K, L, seed=24)
+    asked = request(DRAWS, K)
+    ids_BL, evaluations_B = sample_mdlm_in_order(table_of(logits_MLK), masked(DRAWS), asked, order=order, tokens=tokens, block=block)
+    assert p_value(ids_BL, law_of_order(logits_MLK, order, tokens, block=block), K) > 1e-4
+    assert p_value(ids_BL, law_of_order(logits_MLK, order, tokens), K) < 1e-8
+    assert (evaluations_B == {(1, 1): 3, (2, 1): 3, (2, 2): 2}[block, tokens]).all()
+
+
+def test_blocks_count_what_is_to_fill() -> None:
+    """Two given tokens: blocks of two are positions 1 and 3, then 4 and 5; a sequence with fewer masks has fewer blocks."""
+    start_BL = torch.tensor([[1, 10, 2, 10, 10, 10], [10, 4, 4, 4, 4, 4]])
+    network, seen = real_network("dit"), list[Tensor]()
+    asked = request(2, 11, watch=lambda snapshot: seen.append(snapshot.ids_BL))
+    _, evaluations_B = sample_mdlm_in_order(network, start_BL, asked, order="confidence", tokens=2, block=2)  # type: ignore[arg-type]
+    assert evaluations_B.tolist() == [2, 1] and [(ids_BL[0] < 0).tolist() for ids_BL in seen] == [[False] * 4 + [True] * 2, [False] * 6]
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -172,5 +195,7 @@ def test_what_cannot_be_is_refused() -> None:
     network = table_of(random_logits(K, L, seed=24))
     with pytest.raises(ValueError, match="at least one token per evaluation"):
         sample_mdlm_in_order(network, masked(1), request(1, K), order="margin", tokens=0)
+    with pytest.raises(ValueError, match="a block holds at least one token, got 0"):
+        sample_mdlm_in_order(network, masked(1), request(1, K), order="margin", block=0)
     with pytest.raises(ValueError, match="confidence, margin, left_to_right"):
         sample_mdlm_in_order(network, masked(1), request(1, K), order="random")  # type: ignore[arg-type]

@@ -19,8 +19,8 @@ from pretrain.hf_model.digits import DigitCode
 from pretrain.hf_model.modeling_network import build_network
 from pretrain.hf_model.network_input import Attention, NetworkInput
 from pretrain.hf_model.sampling_draw import TokenLaw
-from pretrain.hf_model.sampling_network import Request
-from pretrain.hf_model.sampling_prime import BLANK, sample_prime, sample_prime_left_to_right
+from pretrain.hf_model.sampling_network import BLANK, Request
+from pretrain.hf_model.sampling_prime import sample_prime, sample_prime_left_to_right
 from tests.reference_math import random_toy
 from tests.sampling.worlds import p_value
 

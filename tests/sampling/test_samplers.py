@@ -1,6 +1,7 @@
 """Samplers on worlds small enough to enumerate: their frequencies against laws computed from the joint distribution."""
 
 import itertools
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -134,9 +135,7 @@ def test_ar_sampler_draws_from_the_chain_rule() -> None:
 
     def conditional(ids: list[int]) -> Tensor:
         ids_BL = torch.tensor([ids])
-        given = NetworkInput(
-            ids_BL=ids_BL, positions_BL=torch.arange(len(ids))[None], conditioning_B=torch.zeros(1), attention=Attention.CAUSAL
-        )
+        given = NetworkInput(ids_BL=ids_BL, positions_BL=torch.arange(len(ids))[None], conditioning_B=torch.zeros(1), attention=Attention.CAUSAL)
         return network(given)[0, -1].detach().double().softmax(-1)
 
     first = conditional([2, 0])
@@ -144,6 +143,34 @@ def test_ar_sampler_draws_from_the_chain_rule() -> None:
     ids_BL, evaluations_B = sample_ar(network, prompt.expand(DRAWS, -1), 2, request(DRAWS, vocab_size=3, mask_id=None))
     assert (ids_BL[:, :2] == prompt).all() and (evaluations_B == 2).all()
     assert p_value(ids_BL[:, 2:], law) > 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingLaw(TokenLaw):
+    """A law that remembers the logits that it was asked about."""
+
+    asked: list[Tensor] = field(default_factory=list)
+
+    def draw(self, logits_NV: Tensor, uniform_N: Tensor) -> Tensor:
+        self.asked.append(logits_NV)
+        return super().draw(logits_NV, uniform_N)
+
+
+@pytest.mark.parametrize("kind", ["dit", "llama"])
+@torch.no_grad()
+def test_cached_logits_of_autoregression_are_uncached_ones_at_every_step(kind: str) -> None:
+    """After a prompt of five tokens, for each of thirty: against a whole pass without a cache over what was sampled."""
+    network, law = real(kind), RecordingLaw()
+    prompt_BL = torch.randint(11, (4, 5), generator=torch.Generator().manual_seed(0))
+    asked = Request(law=law, vocab_size=11, seed=1, sequences_B=torch.arange(4))
+    ids_BL, _ = sample_ar(network, prompt_BL, 30, asked)
+    whole = NetworkInput(
+        ids_BL=ids_BL, positions_BL=torch.arange(35).expand(4, -1), conditioning_B=torch.zeros(4), attention=Attention.CAUSAL
+    )  # fmt: skip
+    logits_BLV = network(whole)
+    assert len(law.asked) == 30
+    for step, cached_BV in enumerate(law.asked):
+        torch.testing.assert_close(cached_BV, logits_BLV[:, 4 + step], rtol=1e-5, atol=1e-5)
 
 
 def test_post_condition() -> None:

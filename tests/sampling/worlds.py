@@ -17,7 +17,7 @@ from pretrain.hf_model.configuration_network import NetworkConfig
 from pretrain.hf_model.modeling_network import build_network
 from pretrain.hf_model.network_input import Attention, NetworkInput
 from pretrain.hf_model.sampling_draw import TokenLaw
-from pretrain.hf_model.sampling_network import Request
+from pretrain.hf_model.sampling_network import Request, Watch
 
 Table = Callable[[float], np.ndarray]
 """alpha -> log p [M, L, K], with the states in the order of `itertools.product`."""
@@ -87,11 +87,18 @@ def all_states(classes: int, length: int) -> list[tuple[int, ...]]:
     return list(product(range(classes), repeat=length))
 
 
-def request(names: Tensor | int, classes: int, *, seed: int = 1, progress: Callable[[int], object] = lambda tokens: None, **law: float) -> Request:
+def request(
+    names: Tensor | int,
+    classes: int,
+    *,
+    seed: int = 1,
+    progress: Callable[[int], object] = lambda tokens: None,
+    watch: Watch | None = None,
+    **law: float,
+) -> Request:
     sequences_B = torch.arange(names) if isinstance(names, int) else names
-    return Request(
-        law=TokenLaw(mask_id=classes - 1, **law), vocab_size=classes, seed=seed, sequences_B=sequences_B, progress=progress  # type: ignore[arg-type]
-    )
+    shape = TokenLaw(mask_id=classes - 1, **law)  # type: ignore[arg-type]
+    return Request(law=shape, vocab_size=classes, seed=seed, sequences_B=sequences_B, progress=progress, watch=watch)
 
 
 def real_network(kind: str, vocab_size: int = 11) -> torch.nn.Module:

@@ -1,0 +1,71 @@
+"""What submit.py can do with a composed submission. Each returns an exit code; with `dry` it prints the script, and writes and submits nothing."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launchers.slurm.drill_text import drill_sources
+from pretrain.cluster import slurm
+from pretrain.cluster.drill import INTERRUPTED, drill_run, run_drill
+from pretrain.cluster.script import render
+from pretrain.cluster.submission import FOLDER, Submission, check_layout, check_start, checkpoint_bytes, make_job, refuse_living, submit
+from pretrain.plan.plan import Needs, check_directory
+from pretrain.plan.table import size
+
+DRILLS = "drill"
+PREFLIGHT_SECONDS = 120
+"""For a preflight that has started: a minute of its own, and Slurm's."""
+
+
+def train(submission: Submission, dry: bool) -> int:
+    """Submit the run."""
+    needs = check_layout(submission)
+    job = make_job(submission, needs)
+    if dry:
+        print(render(job))
+        return 0
+    check_start(submission, needs)
+    number = submit(submission, job)
+    _describe(submission, needs, number)
+    return 0
+
+
+def preflight(submission: Submission, dry: bool) -> int:
+    """Check the nodes of one job, and print what they say; 1 if they are not fit."""
+    settings = submission.settings
+    submission = submission.changed(name=f"preflight_{settings.nodes}_nodes", resume="auto")
+    job = make_job(submission, check_layout(submission), "preflight")
+    if dry:
+        print(render(job))
+        return 0
+    check_directory(submission.command.run)
+    refuse_living(submission.run_directory)
+    number = submit(submission, job)
+    print(f"job {number}: preflight of {settings.nodes} nodes", flush=True)
+    started = slurm.wait(number, lambda state: state != "PENDING", deadline=time.monotonic() + 60 * settings.drill.minutes, poll=settings.poll)
+    ends = time.monotonic() + PREFLIGHT_SECONDS
+    state = slurm.wait(number, lambda state: state in slurm.ENDED, deadline=ends, poll=settings.poll, known=started)
+    print((submission.run_directory / FOLDER / f"job_{number}.log").read_text(), end="")
+    return 0 if state == "COMPLETED" else 1
+
+
+def drill(submission: Submission, dry: bool) -> int:
+    """Rehearse a preemption; 1 if it failed."""
+    folder = Path(submission.command.run.root).absolute() / DRILLS
+    if dry:
+        run = drill_run(submission, folder, INTERRUPTED, {})
+        print(render(make_job(run, check_layout(run))))
+        return 0
+    return 0 if run_drill(submission, folder, drill_sources(folder / "text")) else 1
+
+
+def _describe(submission: Submission, needs: Needs, number: int) -> None:
+    settings, run = submission.settings, submission.command.run
+    ranks = needs.derived.world_size
+    print(f"job {number}: {run.name} on {settings.nodes} node{'s' * (settings.nodes > 1)} with {ranks} ranks, in {submission.run_directory}")
+    kept = f"{run.checkpoint.keep} are kept" if run.checkpoint.keep else "all are kept"
+    print(f"a checkpoint takes about {size(checkpoint_bytes(needs)).strip()}, and {kept}")
+    print(f"log: {submission.run_directory / FOLDER / f'job_{number}.log'}; stop it with scancel {number}")
+
+
+TASKS: dict[str, Callable[[Submission, bool], int]] = {"train": train, "preflight": preflight, "drill": drill}

@@ -1,0 +1,47 @@
+"""Jobs that run for real on commands that stand in for Slurm's (test_real_slurm.py has a real one). The losses are those of a run without."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pretrain.cluster import slurm
+from tests.slurm.fake_slurm import FakeSlurm
+from tests.slurm.jobs import CLUSTER, at_step, job_log, logged_losses, processes_of, submit, uninterrupted_losses, use, wait_until, words
+
+DRILL = ("drill.steps=40", "drill.signal_at=10", "drill.minutes=3", "batch.global_sequences=16", "batch.micro_sequences=4", "backbone.hidden=32")
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]:
+    cluster = FakeSlurm(tmp_path / "fake_slurm")
+    use(cluster, monkeypatch)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.mark.slow
+def test_a_drill_saves_requeues_resumes_and_passes(tmp_path: Path, fake: FakeSlurm) -> None:
+    done = submit(tmp_path, fake.environment, "drill", *CLUSTER, *DRILL, "schedule.warmup_steps=2", "precision=fp32")
+    assert done.returncode == 0, done.stdout + done.stderr + job_log(tmp_path / "runs/drill/drill_interrupted")[-3000:]
+    assert "drill passed" in done.stdout and "largest difference of 40 losses 0" in done.stdout
+    run = tmp_path / "runs/drill/drill_interrupted"
+    assert logged_losses(run) == pytest.approx(uninterrupted_losses(run), rel=1e-6), "and not only each other's"
+    log = job_log(run)
+    assert "start 0" in log and "start 1" in log and "requeueing" in log and "the run is done" in log
+    assert not processes_of(run) and not (run / "REQUEUE").exists()
+
+
+@pytest.mark.slow
+def test_cancel_leaves_nothing_behind_and_is_not_requeued(tmp_path: Path, fake: FakeSlurm) -> None:
+    done = submit(tmp_path, fake.environment, *words(100_000))
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs/small"
+    number = json.loads((run / "slurm/jobs.jsonl").read_text())["job"]
+    wait_until(at_step(run, 3), "training", run)
+    again = submit(tmp_path, fake.environment, *words(100_000))
+    assert again.returncode == 64 and f"belongs to job {number}, which is running" in again.stderr
+    fake.command("scancel", str(number))
+    wait_until(lambda: not processes_of(run), "no process is left", run, 40)
+    assert slurm.state(number) == "CANCELLED"

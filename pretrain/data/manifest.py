@@ -187,8 +187,9 @@ def verify_shard(folder: Path, record: ShardRecord, *, dtype: str, ids: int, who
         raise Damaged(f"{shard.bin_path} changed after preparation (sampled blocks differ from the manifest)", folder)
     if (size := shard.idx_path.stat().st_size) != record.idx_bytes:
         raise Damaged(f"{shard.idx_path} changed after preparation ({size} bytes, and the manifest says {record.idx_bytes})", folder)
-    shard.check_index()
-    if whole_index and record.idx_bytes <= WHOLE_INDEX_BYTES and file_hash(shard.idx_path) != record.idx_hash:
+    if not whole_index or record.idx_bytes > WHOLE_INDEX_BYTES:
+        shard.check_index()
+    elif file_hash(shard.idx_path) != record.idx_hash:
         raise Damaged(f"{shard.idx_path} changed after preparation (its hash differs from the manifest)", folder)
     shard.check_ids(ids)
 

@@ -7,7 +7,7 @@ The corpora are made in a temporary folder: every .bin is a hole of its real siz
 .idx is a name of one real file of its source (21 bytes for each of 525,000 documents is what a shard of web text has). Reading a hole and a
 cached index is quicker than a cold network file system: what is measured is this program's work. Each rank is a process of its own, as under
 torchrun: it makes the plan's checks, opens the corpora and verifies its share of their shards, and takes the first batch from the loader of
-an AR run (L 2048, two phases). Memory is what a rank alone holds beyond its imports (unique set size), after each part.
+an AR run (L 2048, two phases). Memory is what a rank alone holds beyond its imports (anonymous pages), after each part.
 """
 
 import argparse
@@ -72,20 +72,24 @@ def run_of(folder: Path) -> RunConfig:
     )  # fmt: skip
 
 
+def anonymous() -> int:
+    """Bytes that this process alone holds: pages of libraries and files, which others share, left out."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+
+
 def rank(folder: Path, number: int, of: int) -> dict[str, float]:
     """One rank's start: seconds of each part, and MiB beyond the imports."""
-    process = psutil.Process()
     import nvidia.dali.pipeline  # noqa: F401  # the loader imports it: not the data's memory
 
     print("ready", flush=True)
     sys.stdin.readline()  # all ranks of the node begin together
-    before, laps, start = process.memory_full_info().uss, {}, time.perf_counter()
+    before, laps, start = anonymous(), {}, time.perf_counter()
 
     def lap(name: str) -> None:
         nonlocal start
         laps[name] = time.perf_counter() - start
-        grown = process.memory_full_info().uss - before
-        laps[f"MiB after it: {name}"] = grown / 2**20
+        laps[f"MiB after it: {name}"] = (anonymous() - before) / 2**20
         start = time.perf_counter()
 
     config = run_of(folder)
@@ -108,7 +112,7 @@ def rank(folder: Path, number: int, of: int) -> dict[str, float]:
     lap("fingerprint of a batch (at each save and resume)")
     samples.documents(derived.steps // 2)
     lap("audit of a step")
-    return laps | {"MiB of the process, shared pages counted in part": process.memory_full_info().pss / 2**20}
+    return laps | {"MiB of the process, shared pages counted in part": psutil.Process().memory_full_info().pss / 2**20}
 
 
 def node(folder: Path, ranks: int) -> tuple[float, float, list[dict[str, float]]]:

@@ -3,8 +3,6 @@
 import shutil
 from pathlib import Path
 
-import torch
-
 from pretrain.checkpoint.layout import PARTIAL
 from pretrain.checkpoint.logical import IMPORTED, LOGICAL, is_imported
 from pretrain.checkpoint.manager import Checkpoint, find_checkpoint
@@ -14,6 +12,7 @@ from pretrain.checkpoint.zero_reader import MASTER
 from pretrain.convert.hub_folder import HubFolder
 from pretrain.convert.hub_import import hub_objective, require_same_size, write_hub_logical
 from pretrain.convert.origin import Origin, read_origin, require_fitting
+from pretrain.engine.safe_files import read_safely
 from pretrain.engine.zero import OBJECTIVE_FILE, Engine
 from pretrain.errors import UserError
 from pretrain.objectives.base import Objective
@@ -84,9 +83,9 @@ def _fill_objective(config: RunConfig, engine: Engine, objective: Objective, ori
         return
     path = origin.folder / OBJECTIVE_FILE
     try:
-        state = torch.load(path, map_location=engine.device, weights_only=True)
+        state = read_safely(path, map_location=engine.device)
         objective.modules().load_state_dict(state["modules"])
-    except (OSError, KeyError, RuntimeError) as error:
+    except (KeyError, TypeError, RuntimeError) as error:
         why = str(error).splitlines()[0]
         raise UserError(f"{path}, what the objective itself learned, cannot be used ({why}); use the objective's constants of that run") from error
     if config.init_moments and state.get("optimizer"):

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from .sampling_orders import sample_mdlm_in_order  # noqa: F401
     from .sampling_prime import sample_prime  # noqa: F401
     from .sampling_psi import Psi  # noqa: F401
-    from .sampling_remask import sample_remasking  # noqa: F401
+    from .sampling_remask import sample_mdlm_psi  # noqa: F401
     from .sampling_settings import choose_sampler  # noqa: F401
 
 IGNORED = -100

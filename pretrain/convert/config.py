@@ -78,23 +78,23 @@ class UniversalConfig:
 class ZeroConfig:
     """A checkpoint as DeepSpeed's ZeRO files of a named layout.
 
-    source    what `universal` made, or any checkpoint: a run directory or one checkpoint's folder.
+    source       what `universal` made, or any checkpoint: a run directory or one checkpoint's folder.
     step      which checkpoint of the run directory; None: the newest complete one.
     output    run directory to make; it must not exist.
-    parallel  the layout, as for a run.
-    data      data-parallel ranks.
+    parallel     the layout, as for a run.
+    data_ranks   data-parallel ranks; `data` alone is Hydra's group of corpora.
     """
 
     source: str
     output: str
     step: int | None = None
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    data: int = 1
+    data_ranks: int = 1
 
     def __post_init__(self) -> None:
         _require_given(source=self.source, output=self.output)
-        if self.data < 1:
-            raise UserError(f"data={self.data} must be at least 1, the number of data-parallel ranks; leave it out for 1")
+        if self.data_ranks < 1:
+            raise UserError(f"data_ranks={self.data_ranks} must be at least 1, the number of data-parallel ranks; leave it out for 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,7 @@ def to_zero(config: ZeroConfig) -> Path:
     """
     found = find_step(Path(config.source), config.step)
     run, tree = _laid(found, config)
-    layout = Layout.of(config.parallel, config.data)
+    layout = Layout.of(config.parallel, config.data_ranks)
     target = Target(
         layout=layout, table=found.state.table(), optimizer=run.optimizer, dtype=_working_dtype(found, run), lr=found.state.lr,
         micro_sequences=run.batch.micro_sequences, global_sequences=run.batch.global_sequences,
@@ -152,9 +152,9 @@ def _laid(found: Checkpoint, config: ZeroConfig) -> tuple[RunConfig, dict[str, A
     output = Path(config.output)
     tree["name"], tree["root"] = output.name, str(output.parent)
     batch = tree["batch"]
-    batch["micro_sequences"] = math.gcd(int(batch["micro_sequences"]), max(int(batch["global_sequences"]) // config.data, 1))
+    batch["micro_sequences"] = math.gcd(int(batch["micro_sequences"]), max(int(batch["global_sequences"]) // config.data_ranks, 1))
     run = typed(RunConfig, tree)
-    validate(run, world_size=config.parallel.model_ranks * config.data)
+    validate(run, world_size=config.parallel.model_ranks * config.data_ranks)
     return run, tree
 
 

@@ -49,7 +49,8 @@ def anonymous() -> int:
 def make(folder: Path, backbone: BackboneConfig, rows: int) -> tuple[int, int]:
     """A run with one universal checkpoint; elements of the largest tensor and of all."""
     run = RunConfig(
-        name="made", root=str(folder), tokenizer="none.model", objective=ObjectiveConfig(name="mdlm"), backbone=backbone, data=DataConfig(train={"text": SourceConfig(path="none")}),
+        name="made", root=str(folder), tokenizer="none.model", objective=ObjectiveConfig(name="mdlm"), backbone=backbone,
+        data=DataConfig(train={"text": SourceConfig(path="none")}),
         batch=BatchConfig(global_sequences=8, micro_sequences=2, length=128), duration=DurationConfig(steps=9),
     )  # fmt: skip
     state = TrainState(
@@ -92,11 +93,11 @@ def universal(source: str, out: str) -> Path:
 
 
 def zero(source: str, out: str) -> Path:
-    return to_zero(ZeroConfig(source=source, output=out, data=2, parallel=ParallelConfig(tensor=2)))
+    return to_zero(ZeroConfig(source=source, output=out, data_ranks=2, parallel=ParallelConfig(tensor=2)))
 
 
 def zero3(source: str, out: str) -> Path:
-    return to_zero(ZeroConfig(source=source, output=out, data=4, parallel=ParallelConfig(zero_stage=3)))
+    return to_zero(ZeroConfig(source=source, output=out, data_ranks=4, parallel=ParallelConfig(zero_stage=3)))
 
 
 def weights(source: str, out: str) -> Path:

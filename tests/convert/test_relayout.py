@@ -51,8 +51,8 @@ def test_training_goes_on_from_each_as_from_the_checkpoint(run):
     root = run.directory.parent
     universal = to_universal(UniversalConfig(checkpoint=str(run.directory), output=str(root / "universal")))
     laid = ParallelConfig(tensor=2)
-    zero = to_zero(ZeroConfig(source=str(root / "universal"), output=str(root / "zero"), parallel=laid, data=2))
-    direct = to_zero(ZeroConfig(source=str(run.directory), output=str(root / "direct"), parallel=laid, data=2))
+    zero = to_zero(ZeroConfig(source=str(root / "universal"), output=str(root / "zero"), parallel=laid, data_ranks=2))
+    direct = to_zero(ZeroConfig(source=str(run.directory), output=str(root / "direct"), parallel=laid, data_ranks=2))
     assert not inspect(universal) and not inspect(zero)
     assert TrainState.read(zero).layout == Layout(tensor=2, pipeline=1, virtual_pipeline=1, data=2, zero_stage=1)
     assert json.loads((zero / "manifest.json").read_text())["files"].keys() == json.loads((direct / "manifest.json").read_text())["files"].keys()
@@ -88,7 +88,7 @@ def test_the_tensors_are_those_of_deepspeed_s_converter(run, tmp_path):
     from deepspeed.checkpoint import ds_to_universal
 
     root = run.directory.parent
-    zero = to_zero(ZeroConfig(source=str(run.directory), step=3, output=str(root / "for_deepspeed"), data=2))
+    zero = to_zero(ZeroConfig(source=str(run.directory), step=3, output=str(root / "for_deepspeed"), data_ranks=2))
     universal = to_universal(UniversalConfig(checkpoint=str(zero), output=str(root / "after_deepspeed")))
     given = argparse.Namespace(
         input_folder=str(zero / "zero"), output_folder=str(tmp_path / "out"), num_extract_workers=1, num_merge_workers=1, keep_temp_folder=False,
@@ -109,7 +109,7 @@ def test_refusals_leave_nothing_behind(run):
     before = sorted(path.name for path in root.iterdir())
     for sizes, data, words in [({"tensor": 3}, 1, "parallel.tensor=3"), ({}, 16, "batch"), ({"pipeline": 2, "zero_stage": 3}, 1, "zero_stage=3")]:
         with pytest.raises(UserError, match=words):
-            to_zero(ZeroConfig(source=str(run.directory), output=str(root / "refused"), parallel=ParallelConfig(**sizes), data=data))
+            to_zero(ZeroConfig(source=str(run.directory), output=str(root / "refused"), parallel=ParallelConfig(**sizes), data_ranks=data))
     with pytest.raises(UserError, match="exists; name a folder that does not"):
         to_universal(UniversalConfig(checkpoint=str(run.directory), output=str(run.directory)))
     with pytest.raises(UserError, match="has no checkpoint of step 5"):

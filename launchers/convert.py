@@ -1,4 +1,4 @@
-"""Convert trained models: python launchers/convert.py [hf | checkpoint] KEY=VALUE … (--help lists them)."""
+"""Convert checkpoints: python launchers/convert.py [hf | checkpoint | universal | zero | weights] KEY=VALUE … (--help lists them)."""
 
 import sys
 from pathlib import Path

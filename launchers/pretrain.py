@@ -1,7 +1,7 @@
 """torchrun launchers/pretrain.py +model=PRESET [key=value …]: trains, or continues, the run that the configuration describes.
 
 check=true plans it and stops; selftest=true overfits one batch of it instead, and says whether preset, machine and layout can learn; with
-both it is planned first.
+both it is planned first. verify=resume, without torchrun, proves that it resumes.
 """
 
 import sys
@@ -24,6 +24,10 @@ def main() -> int:
         return 0
     if command.check and is_main_rank():
         show(make_plan(command.run, command.plan))
+    if command.verify is not None:
+        from pretrain.verify import run as prove
+
+        return answer(prove(command.run, command.verify))
     if command.selftest is not None:
         check_device(command.run, command.plan)
         from pretrain.selftest import run as test

@@ -26,7 +26,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pretrain.arguments import SOURCES, prepared, unreadable
 from pretrain.command_line import is_main_rank
 from pretrain.errors import UserError, nearest, spelled
-from pretrain.launch_config import FEWEST_SELFTEST_STEPS, SELFTEST_STEPS, PlanConfig
+from pretrain.launch_config import FEWEST_SELFTEST_STEPS, SELFTEST_STEPS, VERIFY_KEYS, PlanConfig, VerifyConfig
 from pretrain.presets import REQUIRED, register
 from pretrain.run_config import RunConfig
 
@@ -36,13 +36,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A pretraining command: the run, the assumptions of its plan, whether to stop after planning, and the steps of a self-test in the run's
-    place (None: the run itself)."""
+    """A pretraining command: the run, the assumptions of its plan, whether to stop after planning, and the steps of a self-test or the terms of
+    a verification in the run's place (None: the run itself)."""
 
     run: RunConfig
     plan: PlanConfig
     check: bool
     selftest: int | None = None
+    verify: VerifyConfig | None = None
 
 
 def command_from_arguments(config_name: str = "pretrain") -> Command | None:
@@ -60,14 +61,14 @@ def command_from_tree(tree: dict[str, Any]) -> Command:
     """A resolved tree as typed values; it is left as it is. Raises UserError like `command_from`."""
     tree = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     plan = typed(PlanConfig, tree.pop("plan", {}), prefix="plan")
-    check, selftest = _flag(tree, "check"), _selftest_steps(tree)
+    check, selftest, verify = _flag(tree, "check"), _selftest_steps(tree), _verification(tree)
     for key in SOURCES:
         section, _, name = key.partition(".")
         if isinstance(tree.get(section), dict) and tree[section].get(name, {}) is None:
             tree[section][name] = {}  # null says that there is none, also in a preset's file, where {} would be merged
     if isinstance(tree.get("data"), dict) and tree["data"].get("phases", []) is None:
         tree["data"]["phases"] = []
-    return Command(run=typed(RunConfig, tree), plan=plan, check=check, selftest=selftest)
+    return Command(run=typed(RunConfig, tree), plan=plan, check=check, selftest=selftest, verify=verify)
 
 
 def _flag(tree: dict[str, Any], key: str) -> bool:
@@ -85,6 +86,13 @@ def _selftest_steps(tree: dict[str, Any]) -> int | None:
     if steps is not None and not wanted:
         raise UserError(f"selftest_steps={steps} belongs to selftest=true: add it, or leave selftest_steps out")
     return (steps or SELFTEST_STEPS) if wanted else None
+
+
+def _verification(tree: dict[str, Any]) -> VerifyConfig | None:
+    given = {key: value for key in VERIFY_KEYS if (value := tree.pop(key, None)) is not None}
+    if given and "verify" not in given:
+        raise UserError(f"{next(iter(given))} belongs to verify=resume: add it, or leave {next(iter(given))} out")
+    return typed(VerifyConfig, given) if given else None
 
 
 def resolved(composed: DictConfig) -> dict[str, Any]:

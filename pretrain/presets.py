@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 
-from pretrain.launch_config import PlanConfig
+from pretrain.launch_config import VERIFY_KEYS, PlanConfig
 from pretrain.run_config import RunConfig
 from pretrain.submit_config import SubmitConfig
 
@@ -94,7 +94,7 @@ def ladder_preset(size: str, objective: str) -> dict[str, Any]:
 def register() -> None:
     """Adds the generated nodes to Hydra's ConfigStore; calling it twice changes nothing."""
     store = ConfigStore.instance()
-    commands = {"plan": defaults_tree(PlanConfig), "check": False, "selftest": False, "selftest_steps": None}
+    commands = {"plan": defaults_tree(PlanConfig), "check": False, "selftest": False, "selftest_steps": None} | dict.fromkeys(VERIFY_KEYS)
     store.store(name="run_defaults", node=defaults_tree(RunConfig) | commands, package="_global_")
     store.store(name="submit_defaults", node=defaults_tree(SubmitConfig), package="_global_")
     for objective in LADDER_OBJECTIVES:

@@ -1,7 +1,7 @@
 """A checkpoint's weights by logical name, wherever they lie: DeepSpeed's files of a trained one, or the logical tensors of an imported one.
 
 An imported checkpoint has `logical/` (see reshape.py) in place of `zero/`: weights without moments, which fit every layout. It is where runs
-begin (`init_from=`), and is sampled and scored like any other.
+begin (`init_from=`), and is sampled and scored like any other. One that `convert.py universal` made has moments too, and is continued.
 """
 
 from pathlib import Path
@@ -10,11 +10,10 @@ from typing import Protocol
 from torch import Tensor
 
 from pretrain.checkpoint.layout import TrainState
-from pretrain.checkpoint.reshape import LogicalFolder
+from pretrain.checkpoint.reshape import LOGICAL, LogicalFolder
 from pretrain.checkpoint.zero_reader import MASTER, ZeroCheckpoint
 from pretrain.parallel.sharding import ParameterSpec
 
-LOGICAL = "logical"
 IMPORTED = "imported"
 """In TrainState.extras of an imported checkpoint: where its weights come from."""
 
@@ -34,7 +33,7 @@ class WeightSource(Protocol):
 
 
 class LogicalCheckpoint:
-    """An imported checkpoint, opened for reading. Raises UserError if it is incomplete."""
+    """A checkpoint of logical tensors, opened for reading. Raises UserError if it is incomplete."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.state = folder, TrainState.read(folder)

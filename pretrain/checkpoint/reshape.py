@@ -33,6 +33,8 @@ from pretrain.errors import UserError
 from pretrain.parallel.groups import Groups
 from pretrain.parallel.sharding import ParameterSpec
 
+LOGICAL = "logical"
+"""In a checkpoint that holds logical tensors in place of ZeRO files."""
 _INDEX = "index.json"
 _ENTRY = "tensor"
 
@@ -57,14 +59,16 @@ def write_tensor(folder: Path, name: str, key: str, tensor: Tensor) -> None:
     save_file({_ENTRY: tensor.contiguous()}, folder / name / f"{key}.safetensors")
 
 
-def write_index(folder: Path, table: Mapping[str, ParameterSpec], keys: list[str], step: int) -> None:
+def write_index(folder: Path, table: Mapping[str, ParameterSpec], keys: list[str], step: int, order: list[str] | None = None) -> None:
     """Complete a folder of logical tensors.
 
-    keys  what every parameter has: at least fp32. Without moments an engine starts with zero moments.
-    step  AdamW's step count.
+    keys   what every parameter has: at least fp32. Without moments an engine starts with zero moments.
+    step   AdamW's step count.
+    order  names as the network that was trained registers them, which is how ZeRO's flat tensors are joined; None: not known.
     """
     parameters = {name: {"shape": spec.shape, "axis": spec.axis, "sections": spec.sections} for name, spec in table.items()}
-    replace_durably(folder / _INDEX, json.dumps({"format": FORMAT_VERSION, "step": step, "keys": keys, "parameters": parameters}, indent=1) + "\n")
+    index = {"format": FORMAT_VERSION, "step": step, "keys": keys, "order": order or [], "parameters": parameters}
+    replace_durably(folder / _INDEX, json.dumps(index, indent=1) + "\n")
 
 
 def write_logical(checkpoint: Path, folder: Path, peers: Peers | None = None, *, only: tuple[str, ...] = ()) -> None:
@@ -97,7 +101,7 @@ def write_logical(checkpoint: Path, folder: Path, peers: Peers | None = None, *,
 def _write_index_of(folder: Path, source: ZeroCheckpoint, only: tuple[str, ...]) -> None:
     """Weights without moments are those of an optimizer that has not stepped."""
     keys = _chosen(source.keys, only)
-    write_index(folder, source.table, keys, source.step if len(keys) > 1 else 0)
+    write_index(folder, source.table, keys, source.step if len(keys) > 1 else 0, source.order())
 
 
 def _chosen(keys: list[str], only: tuple[str, ...]) -> list[str]:
@@ -112,13 +116,15 @@ class LogicalFolder:
     step: int
     keys: list[str]
     table: dict[str, ParameterSpec]
+    order: list[str]
+    """Names as a trained network registers them; empty where the weights came from elsewhere."""
 
     @staticmethod
     def open(folder: Path) -> "LogicalFolder":
         try:
             index = json.loads((folder / _INDEX).read_text())
             table = {n: ParameterSpec(shape=tuple(p["shape"]), axis=p["axis"], sections=p["sections"]) for n, p in index["parameters"].items()}
-            return LogicalFolder(folder, index["step"], index["keys"], table)
+            return LogicalFolder(folder, index["step"], index["keys"], table, index.get("order", []))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder} is not a complete folder of logical tensors ({error}); convert the checkpoint again") from None
 
@@ -229,8 +235,12 @@ def _check_shape(logical: LogicalFolder, name: str, parameter: nn.Parameter, ran
 
 
 def load_any_layout(engine: FillableEngine, checkpoint: Path, peers: Peers | None = None) -> None:
-    """Fill an engine from a checkpoint of any layout, through a folder of logical tensors beside it that is deleted afterwards."""
+    """Fill an engine from a checkpoint of any layout, through a folder of logical tensors beside it that is deleted afterwards, or from the
+    logical tensors that the checkpoint itself holds."""
     peers = peers or Peers.alone()
+    if (checkpoint / LOGICAL).is_dir():
+        fill_engine(engine, checkpoint / LOGICAL)
+        return
     folder = checkpoint.with_name(f"{checkpoint.name}.logical{PARTIAL}")
     peers.writer(lambda: shutil.rmtree(folder, ignore_errors=True))
     write_logical(checkpoint, folder, peers)

@@ -11,6 +11,7 @@ from pretrain.build import compute_dtype
 from pretrain.checkpoint.changes import Change, Freedom, pattern
 from pretrain.checkpoint.files import remedy, replace_durably
 from pretrain.checkpoint.layout import CONFIG, VERSIONS, Layout, TrainState
+from pretrain.checkpoint.logical import is_imported
 from pretrain.checkpoint.peers import disk_trouble
 from pretrain.errors import UserError
 from pretrain.parallel.vocabulary import Vocabulary
@@ -65,7 +66,7 @@ class ResumeCard:
         """Whether this run's engine can read DeepSpeed's own files: of the same layout, type and groups of parameters, and with the optimizer's
         constants, which DeepSpeed would restore with the moments."""
         changed = any(change.key.startswith("optimizer.") or change.key == "precision.compute" for change in self.changes)
-        return self.then.layout == self.layout_now and not changed
+        return self.then.layout == self.layout_now and not changed and not is_imported(self.checkpoint)
 
     def require_legal(self, resume: str) -> None:
         """Raises UserError naming what changed, if this is another run, or (without resume=changed) another course of it."""

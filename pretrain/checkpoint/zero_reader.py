@@ -93,6 +93,19 @@ class ZeroCheckpoint:
             self._check_copies(name, full, spec)
         return full
 
+    def order(self) -> list[str]:
+        """The names of all parameters as the stages' networks register them, the first stage's first."""
+        layout = self.state.layout
+        names: dict[str, None] = {}
+        for stage in range(layout.pipeline):
+            shared = "zero_pp_rank_0_" if layout.zero_stage == 3 else ""
+            path = self.folder / ZERO / f"{shared}mp_rank_{stage * layout.tensor:02d}_model_states.pt"
+            try:
+                names |= dict.fromkeys(_load(path).get("module", ()))
+            except (AttributeError, TypeError) as error:
+                raise UserError(f"{path} is not a DeepSpeed model file of this program ({error!r}); use another checkpoint") from None
+        return list(names)
+
     def _shard(self, name: str, key: str, pieces: list[_Piece], spec: ParameterSpec) -> Tensor:
         shape = spec.local_shape(self.state.layout.tensor)
         found = sum(piece.numel for piece in pieces)

@@ -29,6 +29,7 @@ from pretrain.cluster.code_version import code_version, difference
 from pretrain.cluster.script import REPOSITORY, Job, Task, render
 from pretrain.compose import Command, command_from_tree, compose_arguments, resolved, typed
 from pretrain.errors import UserError
+from pretrain.launch_config import VERIFY_KEYS
 from pretrain.outputs import cannot_write
 from pretrain.plan.memory import objective_elements
 from pretrain.plan.plan import Needs, check_batch, check_data, check_directory, check_fits, work_out_needs
@@ -71,8 +72,8 @@ def submission_from_arguments() -> Submission | None:
     settings = typed(SubmitConfig, {item.name: tree.pop(item.name) for item in dataclasses.fields(SubmitConfig)})
     check_submission(settings)
     command = command_from_tree(tree)
-    if command.check or command.selftest is not None:
-        raise UserError("check and selftest belong to launchers/pretrain.py; submit.py checks the layout by itself, and --dry-run submits nothing")
+    if command.check or command.selftest is not None or command.verify is not None:
+        raise UserError("check, selftest and verify belong to launchers/pretrain.py; submit.py checks the layout, and --dry-run submits nothing")
     return Submission(command=command, settings=settings, tree=tree)
 
 
@@ -203,7 +204,7 @@ def _freeze(submission: Submission, job: Job, folder: Path) -> Path:
 
 def frozen_presets(tree: dict[str, Any], folder: Path) -> dict[Path, str]:
     """The composed run as a preset of its own for `--config-dir`. Data apart: Hydra would merge its sources into those of another choice."""
-    plain = {key: value for key, value in tree.items() if key not in ("tokenizer", "data", "check", "selftest", "selftest_steps")}
+    plain = {key: value for key, value in tree.items() if key not in ("tokenizer", "data", "check", "selftest", "selftest_steps", *VERIFY_KEYS)}
     data = {"tokenizer": tree["tokenizer"], "data": tree["data"]}
     head = "# @package _global_\n# The run as it was submitted.\n"
     model = {"defaults": [{"override /data": PRESET}]} | plain

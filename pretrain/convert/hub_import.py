@@ -12,9 +12,9 @@ from pretrain.backbones.config import BackboneConfig
 from pretrain.backbones.parameters import parameter_table
 from pretrain.build import build_objective
 from pretrain.checkpoint.layout import Layout, TrainState
-from pretrain.checkpoint.logical import IMPORTED, LOGICAL
+from pretrain.checkpoint.logical import IMPORTED
 from pretrain.checkpoint.manager import CheckpointManager
-from pretrain.checkpoint.reshape import write_index, write_tensor
+from pretrain.checkpoint.reshape import LOGICAL, write_index, write_tensor
 from pretrain.checkpoint.resume import versions
 from pretrain.checkpoint.zero_reader import MASTER
 from pretrain.convert.config import ImportConfig

@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 from pretrain.checkpoint.layout import PARTIAL
-from pretrain.checkpoint.logical import IMPORTED, LOGICAL, is_imported
+from pretrain.checkpoint.logical import IMPORTED, is_imported
 from pretrain.checkpoint.manager import Checkpoint, find_checkpoint
 from pretrain.checkpoint.peers import Peers
-from pretrain.checkpoint.reshape import LogicalFolder, fill_engine, write_logical
+from pretrain.checkpoint.reshape import LOGICAL, LogicalFolder, fill_engine, write_logical
 from pretrain.checkpoint.zero_reader import MASTER
 from pretrain.convert.hub_folder import HubFolder
 from pretrain.convert.hub_import import hub_objective, require_same_size, write_hub_logical

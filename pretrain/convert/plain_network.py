@@ -11,7 +11,7 @@ from pretrain.checkpoint.changes import read_config
 from pretrain.checkpoint.consolidate import stream
 from pretrain.checkpoint.layout import CHECKPOINTS, step_name
 from pretrain.checkpoint.logical import open_weights
-from pretrain.checkpoint.manager import find_checkpoint
+from pretrain.checkpoint.manager import Checkpoint, find_checkpoint
 from pretrain.checkpoint.zero_reader import MASTER
 from pretrain.compose import typed
 from pretrain.convert.param_map import ParameterMap, network_config
@@ -53,10 +53,10 @@ class TrainedModel:
         return network.eval().requires_grad_(False)
 
 
-def open_trained(path: Path, step: int | None = None) -> TrainedModel:
+def find_step(path: Path, step: int | None = None) -> Checkpoint:
     """The newest complete checkpoint of the run directory `path`, or that of `step`, or the one whose folder `path` is; checksums verified.
 
-    Raises UserError when there is none, when it or its configuration is damaged, and when the tokenizer is not the one it was trained with.
+    Raises UserError when there is none, or it is damaged.
     """
     if step is not None and os.path.isdir(path / CHECKPOINTS):
         folder = path / CHECKPOINTS / step_name(step)
@@ -67,6 +67,15 @@ def open_trained(path: Path, step: int | None = None) -> TrainedModel:
     checkpoint = find_checkpoint(path)
     if step is not None and checkpoint.step != step:
         raise UserError(f"{path} is the checkpoint of step {checkpoint.step}, not {step}; leave step out, or name the run directory")
+    return checkpoint
+
+
+def open_trained(path: Path, step: int | None = None) -> TrainedModel:
+    """The newest complete checkpoint of the run directory `path`, or that of `step`, or the one whose folder `path` is; checksums verified.
+
+    Raises UserError when there is none, when it or its configuration is damaged, and when the tokenizer is not the one it was trained with.
+    """
+    checkpoint = find_step(path, step)
     run = typed(RunConfig, read_config(checkpoint.folder))
     tokenizer = Tokenizer(run.tokenizer)
     vocabulary = run_vocabulary(run, tokenizer)

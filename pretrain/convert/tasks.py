@@ -7,11 +7,14 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from pretrain.convert.config import HubConfig, ImportConfig
+from pretrain.convert.config import HubConfig, ImportConfig, UniversalConfig, WeightsConfig, ZeroConfig
 
 TASKS: dict[str, tuple[type, str]] = {
     "hf": (HubConfig, "pretrain.convert.hub_export:export_to_hub"),
     "checkpoint": (ImportConfig, "pretrain.convert.hub_import:import_from_hub"),
+    "universal": (UniversalConfig, "pretrain.convert.relayout:to_universal"),
+    "zero": (ZeroConfig, "pretrain.convert.relayout:to_zero"),
+    "weights": (WeightsConfig, "pretrain.convert.relayout:to_weights"),
 }
 
 

@@ -89,6 +89,15 @@ def fill_over(world: World, run: str, logical: str) -> tuple[dict[str, Any], lis
     return tensors, train_on(engine, objective, groups, world)
 
 
+def fill_and_save(world: World, logical: str, folder: str) -> None:
+    """What an engine of this layout saves after it was filled, with the learning rate that it sets before every step."""
+    engine, _, _ = make_engine(world)
+    fill_engine(engine, Path(logical))
+    for group in engine.base_optimizer.param_groups:
+        group["lr"] = LR
+    engine.save(Path(folder))
+
+
 def save_onto_full_disk(world: World, run: str) -> str:
     """Rank 1's optimizer file goes to a device that is full."""
     engine, objective, groups = make_engine(world)

@@ -59,12 +59,12 @@ def test_weights_arrive_from_everywhere_in_any_layout(tmp_path: Path) -> None:
         "hub": (hub, ParallelConfig(), 1),
     }
     for name, (origin, parallel, ranks) in origins.items():
-        second = still(first, name, init_from=str(origin), parallel=parallel)
+        second = still(first, f"from-{name}", init_from=str(origin), parallel=parallel)
         require_origin(second)
         run_distributed(train, ranks, second)
         assert same_weights(first, second), name
     # A run's own checkpoints come first: going on needs no origin.
-    longer = replace(still(first, "run", init_from=str(tmp_path / "gone")), duration=DurationConfig(steps=2))
+    longer = replace(still(first, "from-run", init_from=str(tmp_path / "gone")), duration=DurationConfig(steps=2))
     require_origin(longer)
     assert len(run_distributed(train, 1, longer)[0]["losses"]) == 1
     with pytest.raises(AssertionError, match="is an imported model, from which runs start"):

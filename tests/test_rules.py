@@ -149,6 +149,7 @@ def test_the_bases_of_these_tests_are_legal() -> None:
 NONSENSE: dict[str, list[Any]] = {
     "name": ["", "a/b", "..", "-x", "a b"],
     "root": [" "],
+    "init_from": [""],
     "tokenizer": ["", "tokenizer.bin"],
     "telemetry.wandb_project": [""],
     "backbone.rope_base": [1.0],

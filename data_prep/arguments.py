@@ -21,7 +21,8 @@ def prepared(arguments: list[str], tasks: Collection[str]) -> list[str]:
     for name in chosen:
         if name not in tasks:
             near = nearest(name, list(tasks))
-            raise UserError(f"there is no task {name}{near if 'did you mean' in near else '; known: ' + ', '.join(sorted(tasks))}")
+            known = near if "did you mean" in near else f"; known: {', '.join(sorted(tasks))}"
+            raise UserError(f"there is no task {name}{known}")
     if chosen == ["audit"] and any(word.startswith(("step=", "run=")) for word in words):
         chosen = ["audit_step"]  # of what a run read, not of a folder
     words = [f"prepare_data={chosen[0]}" if word.lstrip("+").startswith("task=") else word for word in words]

@@ -25,6 +25,8 @@ def teach(final_codes: frozenset[int]) -> None:
     import torch.distributed.elastic.agent.server.local_elastic_agent as agents
     import torch.distributed.elastic.multiprocessing.api as processes
 
+    # Ranks that are started again would find, in a store that all attempts share, the addresses of those that died.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     _forward_signals(processes)
     _mark_closing(processes)
     _end_restarts(agents.LocalElasticAgent, final_codes)

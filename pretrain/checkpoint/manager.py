@@ -287,11 +287,12 @@ def _work(run_dir: Path) -> list[str]:
 
 
 def _has_trained(log: Path) -> bool:
-    """Whether a log tells of steps; one that was opened by a start which was stopped before its first step does not."""
+    """Whether a log tells of steps, or of nothing at all; one that was opened by a start which was stopped before its first step does not."""
     try:
-        return any(record["kind"] == "train" for record in read_log(log))
+        kinds = {record["kind"] for record in read_log(log)}
     except UserError:
         return True
+    return "run" not in kinds or "train" in kinds
 
 
 def _write_state(partial: Path, state: TrainState, config: str) -> list[str]:

@@ -4,10 +4,14 @@ Shape suffixes: B sequences, L positions, V model vocabulary.
 """
 
 import dataclasses
+import importlib
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -19,10 +23,10 @@ from pretrain.hf_model.network_input import NetworkInput
 
 
 class HubModel:
-    """A loaded model. `stock`: of a class that `transformers` ships."""
+    """A loaded model, and its own module of network inputs; None for a class that `transformers` ships."""
 
-    def __init__(self, model: Any, *, stock: bool) -> None:
-        self._model, self._stock = model, stock
+    def __init__(self, model: Any, inputs: Any) -> None:
+        self._model, self._inputs, self._stock = model, inputs, inputs is None
 
     def to(self, device: torch.device) -> "HubModel":
         """The same model there."""
@@ -42,8 +46,7 @@ class HubModel:
         """logits_BLV, fp32, by the loaded code."""
         if self._stock:
             return self._model(inputs.ids_BL).logits.float()
-        package = type(self._model).__module__.rpartition(".")[0]
-        shipped = sys.modules[f"{package}.network_input"]
+        shipped = self._inputs
         fields = {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
         return self._model.network(shipped.NetworkInput(**fields | {"attention": shipped.Attention(str(inputs.attention))})).float()
 
@@ -70,16 +73,36 @@ class HubModel:
 
 
 def load_hub(folder: Path) -> HubModel:
-    """The model of an exported folder, in fp32 and evaluation mode. Its code is copied to a temporary place, not to the user's cache."""
-    from transformers import AutoModel, AutoModelForCausalLM, dynamic_module_utils
+    """The model of an exported folder, in fp32 and evaluation mode."""
+    from transformers import AutoModel, AutoModelForCausalLM
 
     stock = "auto_map" not in json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if stock:
-        return HubModel(AutoModelForCausalLM.from_pretrained(folder).float().eval(), stock=True)
-    with tempfile.TemporaryDirectory() as cache, mock.patch.object(dynamic_module_utils, "HF_MODULES_CACHE", cache):
-        path = list(sys.path)
-        try:
-            model = AutoModel.from_pretrained(folder, trust_remote_code=True)
-        finally:
-            sys.path[:] = path
-    return HubModel(model.float().eval(), stock=False)
+        return HubModel(AutoModelForCausalLM.from_pretrained(folder).float().eval(), None)
+    with _modules_of_its_own():
+        model = AutoModel.from_pretrained(folder, trust_remote_code=True).float().eval()
+        return HubModel(model, sys.modules[f"{type(model).__module__.rpartition('.')[0]}.network_input"])
+
+
+@contextmanager
+def _modules_of_its_own() -> Iterator[None]:
+    """The code of a folder is copied to a temporary place, not to the user's cache, and known under no name afterwards: another folder's code
+    may have the same one."""
+    from transformers import dynamic_module_utils
+
+    path, before = list(sys.path), _dynamic()
+    for name in before:
+        del sys.modules[name]
+    try:
+        with tempfile.TemporaryDirectory() as cache, mock.patch.object(dynamic_module_utils, "HF_MODULES_CACHE", cache):
+            importlib.invalidate_caches()
+            yield
+    finally:
+        sys.path[:] = path
+        for name in _dynamic():
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def _dynamic() -> dict[str, ModuleType]:
+    return {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "transformers_modules"}

@@ -35,9 +35,11 @@ class Reference:
         self._stage, self._size = stage, trained.vocabulary.model_size
         self.device = next(stage.parameters()).device
         run, vocabulary = trained.run, trained.vocabulary
+        joint_above = run.objective.mdm_prime.joint_mask_above if run.objective.name == "mdm_prime" else None
         self.config = SimpleNamespace(
             objective=run.objective.name, vocab_size=vocabulary.model_size, mask_token_id=vocabulary.mask_id, eos_token_id=vocabulary.eos_id,
-            schedule_eps=run.objective.schedule_eps, alpha_0=run.objective.esolm.alpha_0, sampling={},
+            schedule_eps=run.objective.schedule_eps, alpha_0=run.objective.esolm.alpha_0,
+            sampling={} if joint_above is None else {"joint_above": joint_above},
         )  # fmt: skip
         self.network = _SamplersNetwork(self)
         self._objective = objective

@@ -110,9 +110,7 @@ def letters_rule(*, newlines: bool) -> CutRule:
     """For tokenizers that split between a letter and a space before a letter, and (with `newlines`) between a line break and a letter."""
 
     def accepts(text: str, place: int) -> bool:
-        if text[place - 1] != "\n":
-            return True
-        return unicodedata.category(text[place - 2])[0] in "LNPS" and unicodedata.category(text[place])[0] == "L"
+        return text[place - 1] != "\n" or unicodedata.category(text[place])[0] == "L"
 
     return CutRule(accepts, _LETTERS_OR_LINES if newlines else _LETTERS)
 

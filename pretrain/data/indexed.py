@@ -114,6 +114,7 @@ class IndexedShard:
         lengths_end = _HEADER.size + 4 * self._sequences
         index = _map(self.idx_path, np.dtype(np.uint8))  # one map, so one file descriptor, for the three arrays
         lengths = np.frombuffer(index, "<i4", self._sequences, _HEADER.size)
+        self._lengths = lengths
         self._offsets = np.frombuffer(index, "<i8", self._sequences, lengths_end)
         self._first_sequence = np.frombuffer(index, "<i8", self.documents + 1, lengths_end + 8 * self._sequences)
         last_length = int(lengths[-1]) if self._sequences else 0
@@ -155,6 +156,20 @@ class IndexedShard:
         block = SAMPLED_BYTES // self.dtype.itemsize
         for start in (0, (self.tokens - block) // 2, self.tokens - block):
             require_ids_below(size, self.read(max(start, 0), block), self.bin_path)
+
+    def check_index(self) -> None:
+        """Damaged if the first, middle or last block of the .idx contradicts itself."""
+        block = SAMPLED_BYTES // 8
+        for first in {0, max((self._sequences - block) // 2, 0), max(self._sequences - block, 0)}:
+            offsets = self._offsets[first : first + block]
+            lengths = self._lengths[first : first + block].astype(np.int64)
+            starts_right = first > 0 or not offsets.size or offsets[0] == 0
+            if not starts_right or (np.diff(offsets) != lengths[:-1] * self.dtype.itemsize).any() or (lengths <= 0).any():
+                raise Damaged(f"{self.idx_path} contradicts itself: its lengths do not add up to its offsets", self.idx_path.parent)
+        for first in {0, max((self.documents - block) // 2, 0), max(self.documents - block, 0)}:
+            documents = self._first_sequence[first : first + block + 1]
+            if (np.diff(documents) < 0).any() or documents[0] < 0 or documents[-1] > self._sequences:
+                raise Damaged(f"{self.idx_path} contradicts itself: its documents do not follow one another", self.idx_path.parent)
 
     def _document_at(self, position: int) -> int:
         # bisect on a range: numpy.searchsorted would copy the whole (unaligned) map

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from .sampling_prime import sample_prime  # noqa: F401
     from .sampling_psi import Psi  # noqa: F401
     from .sampling_remask import sample_mdlm_psi  # noqa: F401
-    from .sampling_settings import Setting  # noqa: F401
+    from .sampling_settings import choose_sampler  # noqa: F401
 
 IGNORED = -100
 """The label of a token that is not scored: it is given, and diffusion leaves it clean."""

@@ -8,6 +8,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+STRAGGLING = 1.2
+"""A rank whose own time is this many times the median's is worth a word."""
+
 
 class ProgressDisplay:
     """`advance` after every step, `show` for every record, `note` for sentences. Writes to `stream` (standard output).
@@ -83,7 +86,15 @@ def figures(record: Mapping[str, object]) -> str:
         ("mfu", "MFU {:.1%}"),
     )
     parts = [text.format(record[key]) for key, text in formats if isinstance(record.get(key), int | float)]
-    return " | ".join(parts)
+    return " | ".join([*parts, *_straggler(record)])
+
+
+def _straggler(record: Mapping[str, object]) -> list[str]:
+    """The slowest rank, where it is much slower than the others."""
+    slowest, median, share = (record.get(key) for key in ("slowest_rank_seconds", "median_rank_seconds", "waiting_share"))
+    if isinstance(slowest, float) and isinstance(median, float) and isinstance(share, float) and slowest > STRAGGLING * median:
+        return [f"rank {record['slowest_rank']} is slow: the others wait {share:.0%} of the time"]
+    return []
 
 
 def duration(seconds: float) -> str:

@@ -8,13 +8,15 @@ megatron-core's approach (its tools/preprocess_data.py: a pool that maps an enco
 IndexedDatasetBuilder), with either tokenizer. `encode only` calls the tokenizer on texts that are read already, in batches, in as many
 processes: what no pipeline can beat with that tokenizer. Times are whole runs, processes and hashes included. Rounds are interleaved, so that
 a slow spell of the machine hits all ways, and the table gives medians and the quartiles of ratios within a round. Tokens are counted from
-what was written, and must agree.
+what was written, and must agree. On a busy machine, --cpu-time takes the processor seconds of all processes, divided by the workers, instead of
+those of the clock: what the run would take if it never waited.
 """
 
 import argparse
 import json
 import multiprocessing
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -76,7 +78,10 @@ def megatron(text: Path, tokenizer: Path, output: Path, workers: int) -> int:
 def encode_only(text: Path, tokenizer: Path, output: Path, workers: int) -> int:
     """The tokenizer alone, in batches."""
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        return sum(pool.starmap(_encode_file, [(path, tokenizer) for path in sorted(text.iterdir())]))
+        count = sum(pool.starmap(_encode_file, [(path, tokenizer) for path in sorted(text.iterdir())]))
+        pool.close()  # and ends in order, so that its processor time is counted
+        pool.join()
+    return count
 
 
 def _encode_file(path: Path, tokenizer: Path) -> int:
@@ -161,6 +166,14 @@ def train(folder: Path, text: Path) -> dict[str, Path]:
     return made
 
 
+def clock(options: argparse.Namespace) -> float:
+    """Seconds of the wall, or of all processes that have ended, shared by the workers."""
+    if not options.cpu_time:
+        return time.perf_counter()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (used.ru_utime + used.ru_stime) / options.workers
+
+
 def measure(kind: str, tokenizer: Path, text: Path, folder: Path, options: argparse.Namespace) -> None:
     """The table of one tokenizer."""
     ways: dict[str, Way] = {"this pipeline": ours, "megatron-core's approach": megatron, "encode only": encode_only}
@@ -172,14 +185,15 @@ def measure(kind: str, tokenizer: Path, text: Path, folder: Path, options: argpa
         for name, way in ways.items():
             print(f"{kind}, round {turn + 1} of {options.rounds}: {name}", end="\033[K\r", file=sys.stderr, flush=True)
             output = folder / "output"
-            start = time.perf_counter()
+            start = clock(options)
             tokens[name] = way(text, tokenizer, output, options.workers)
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock(options) - start)
             for leftover in folder.glob("output*"):
                 shutil.rmtree(leftover)
     if len(set(tokens.values())) != 1:
         sys.exit(f"the ways disagree about the tokens: {tokens}")
-    print(f"\n{kind}: {Tokenizer(tokenizer).size:,} ids, {tokens['this pipeline']:,} tokens, {options.workers} workers\n")
+    kind_of_time = ", processor time" if options.cpu_time else ""
+    print(f"\n{kind}: {Tokenizer(tokenizer).size:,} ids, {tokens['this pipeline']:,} tokens, {options.workers} workers{kind_of_time}\n")
     print("way                        |  seconds   tokens/s | this pipeline is faster by (quartiles)")
     for name in ways:
         ratios = sorted(other / own for other, own in zip(seconds[name], seconds["this pipeline"], strict=True))
@@ -198,6 +212,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, action="append", default=[], help="file; may be given again; default: two that are trained")
     for name, default in (("megabytes", 40), ("workers", 2), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
+    parser.add_argument("--cpu-time", action="store_true", help="processor seconds instead of the clock's")
     options = parser.parse_args()
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as name:

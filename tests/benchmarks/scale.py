@@ -7,7 +7,7 @@ The corpora are made in a temporary folder: every .bin is a hole of its real siz
 .idx is a name of one real file of its source (21 bytes for each of 525,000 documents is what a shard of web text has). Reading a hole and a
 cached index is quicker than a cold network file system: what is measured is this program's work. Each rank is a process of its own, as under
 torchrun: it makes the plan's checks, opens the corpora and verifies its share of their shards, and takes the first batch from the loader of
-an AR run (L 2048, two phases). Memory is what a rank holds beyond its imports.
+an AR run (L 2048, two phases). Memory is what a rank alone holds beyond its imports (anonymous pages), after each part.
 """
 
 import argparse
@@ -25,12 +25,12 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 import psutil  # noqa: E402
 
 from pretrain.backbones.config import BackboneConfig  # noqa: E402
-from pretrain.build import build_objective  # noqa: E402
 from pretrain.data.config import DataConfig, PhaseConfig, SourceConfig  # noqa: E402
 from pretrain.data.corpus import open_corpora  # noqa: E402
 from pretrain.data.loader import build_loader  # noqa: E402
 from pretrain.data.manifest import Manifest  # noqa: E402
 from pretrain.data.samples import TrainingSamples  # noqa: E402
+from pretrain.objectives.ar import AR  # noqa: E402
 from pretrain.objectives.config import ObjectiveConfig  # noqa: E402
 from pretrain.parallel.vocabulary import Vocabulary  # noqa: E402
 from pretrain.plan.epochs import check_repetition, readings  # noqa: E402
@@ -72,14 +72,24 @@ def run_of(folder: Path) -> RunConfig:
     )  # fmt: skip
 
 
+def anonymous() -> int:
+    """Bytes that this process alone holds: pages of libraries and files, which others share, left out."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+
+
 def rank(folder: Path, number: int, of: int) -> dict[str, float]:
     """One rank's start: seconds of each part, and MiB beyond the imports."""
-    process = psutil.Process()
-    before, laps, start = process.memory_info().rss, {}, time.perf_counter()
+    import nvidia.dali.pipeline  # noqa: F401  # the loader imports it: not the data's memory
+
+    print("ready", flush=True)
+    sys.stdin.readline()  # all ranks of the node begin together
+    before, laps, start = anonymous(), {}, time.perf_counter()
 
     def lap(name: str) -> None:
         nonlocal start
         laps[name] = time.perf_counter() - start
+        laps[f"MiB after it: {name}"] = (anonymous() - before) / 2**20
         start = time.perf_counter()
 
     config = run_of(folder)
@@ -88,7 +98,7 @@ def rank(folder: Path, number: int, of: int) -> dict[str, float]:
     lap("plan: manifests and epochs")
     corpora = open_corpora(config.data.train, Tokenizer(), share=(number, of))  # type: ignore[arg-type]
     lap("open and verify")
-    objective = build_objective(config.objective, Vocabulary(tokenizer_size=IDS, model_size=IDS, padded_size=IDS, mask_id=None, eos_id=0))
+    objective = AR(Vocabulary(tokenizer_size=IDS, model_size=IDS, padded_size=IDS, mask_id=None, eos_id=0), config.objective)
     samples = TrainingSamples(
         config.data, corpora, config.batch, corrupt=partial(objective.corrupt, evaluation=False), lookahead=1, random_length=False, seed=1
     )
@@ -102,27 +112,39 @@ def rank(folder: Path, number: int, of: int) -> dict[str, float]:
     lap("fingerprint of a batch (at each save and resume)")
     samples.documents(derived.steps // 2)
     lap("audit of a step")
-    memory = process.memory_full_info()
-    return laps | {"MiB beyond the imports": (memory.rss - before) / 2**20, "MiB in all, shared pages counted in part": memory.pss / 2**20}
+    return laps | {"MiB of the process, shared pages counted in part": psutil.Process().memory_full_info().pss / 2**20}
 
 
-def node(folder: Path, ranks: int) -> tuple[float, list[dict[str, float]]]:
-    """Seconds until the last rank of a node has its first batch, its imports included, and what each said."""
+def node(folder: Path, ranks: int) -> tuple[float, float, list[dict[str, float]]]:
+    """Seconds of the imports, seconds from then until the last rank has its first batches, and what each said."""
     start = time.perf_counter()
     command = [sys.executable, __file__, "--folder", str(folder), "--ranks", str(ranks), "--rank"]
-    processes = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in range(ranks)]
-    answers = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
-    return time.perf_counter() - start, answers
+    processes = [
+        subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) for number in range(ranks)
+    ]
+    pipes = [(process.stdin, process.stdout) for process in processes]
+    for _, out in pipes:
+        assert out is not None and out.readline() == "ready\n"
+    ready = time.perf_counter()
+    for into, _ in pipes:
+        assert into is not None
+        into.write("\n")
+        into.flush()
+    answers = [json.loads(out.readline()) for _, out in pipes if out is not None]
+    end = time.perf_counter()
+    for process in processes:
+        process.wait()
+    return ready - start, end - ready, answers
 
 
 def report(folder: Path, ranks: int) -> None:
     """A table for one number of ranks."""
-    seconds, answers = node(folder, ranks)
-    print(f"\n{ranks} rank{'s' * (ranks > 1)}: {seconds:.1f} s in all, imports included")
+    imports, seconds, answers = node(folder, ranks)
+    print(f"\n{ranks} rank{'s' * (ranks > 1)}: imports {imports:.1f} s, then all of this in {seconds:.1f} s\n  slowest, largest    all ranks")
     for name in answers[0]:
         values = [answer[name] for answer in answers]
-        unit = "MiB" if name.startswith("MiB") else "s"
-        print(f"  {name:<52} {max(values):8.2f} {unit} (slowest or largest), {sum(values):9.2f} {unit} over all")
+        unit = "MiB" if name.startswith("MiB") else "s  "
+        print(f"  {max(values):8.2f} {unit}    {sum(values):8.2f} {unit}  {name}")
     print(flush=True)
 
 

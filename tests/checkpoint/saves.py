@@ -81,6 +81,8 @@ def every_fault(world: World, root: str, asynchronous: bool, code: int, forever:
         runs.said.clear()
         with FaultyDisk(refusing(number, code, forever=forever) if rank == failing else lambda n: None) as disk:
             sentence = runs.save(2)
+        if not forever:  # the disk answers again: what was half written is gone at once
+            assert not [path for path in (runs.run / "checkpoints").iterdir() if sentence and path.name.endswith(".partial")], disk.seen[number - 1]
         check_what_is_left(runs, sentence, code, f"operation {number} of {total}: {disk.seen[number - 1 : number]}, {sentence!r}, {runs.said}")
         runs.peers.writer(lambda: shutil.rmtree(runs.run))
     return total

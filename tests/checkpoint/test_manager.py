@@ -301,9 +301,6 @@ def test_nothing_is_deleted_before_the_run_says_so(tmp_path: Path) -> None:
     assert names(tmp_path) == [step_name(2)]
 
 
-# ---- starting over --------------------------------------------------------------------------------------------------------------------
-
-
 def test_nothing_starts_over_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     assert make(run).begin("auto") is None

@@ -130,6 +130,19 @@ def test_a_slow_disk_is_measured(tmp_path: Path) -> None:
     assert at_once.blocked_seconds == at_once.seconds
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_nothing_is_deleted_for_a_checkpoint_that_no_step_has_followed(tmp_path: Path, asynchronous: bool) -> None:
+    """Also where the same step is saved again, as on a signal that comes right after a save."""
+    saving = Saving(CheckpointManager(tmp_path, 1), Peers.alone(), Peers.alone() if asynchronous else None, lambda saved: None)
+    for step in (1, 2, 2):
+        saving.boundary(step)
+        saving.start(step, Engine(step), state(step), "")
+    saving.wait()
+    saving.boundary(2)
+    saving.close(pytest.fail)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [step_name(1), step_name(2)]
+
+
 def test_an_end_by_another_error_waits_for_the_save_and_tells_its_own_trouble(tmp_path: Path) -> None:
     reported: list[Saved] = []
     told: list[str] = []

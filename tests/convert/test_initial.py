@@ -57,11 +57,11 @@ def test_weights_arrive_from_everywhere_in_any_layout(tmp_path: Path) -> None:
     first = small_config(tmp_path, "mdlm", name="first", duration=DurationConfig(steps=3))
     run_distributed(train, 1, first)
     hub = hub_of(first, tmp_path / "hub")
-    import_from_hub(ImportConfig(source=str(hub), output=str(tmp_path / "runs" / "imported")))
+    import_from_hub(ImportConfig(source=str(hub), output=str(tmp_path / "runs" / "brought")))
     origins = {
         "run": (first.directory, ParallelConfig(tensor=2), 2),
         "checkpoint": (newest(first), ParallelConfig(pipeline=2), 2),
-        "imported": (tmp_path / "runs" / "imported", ParallelConfig(zero_stage=3), 2),
+        "imported": (tmp_path / "runs" / "brought", ParallelConfig(zero_stage=3), 2),
         "hub": (hub, ParallelConfig(), 1),
     }
     for name, (origin, parallel, ranks) in origins.items():
@@ -74,7 +74,7 @@ def test_weights_arrive_from_everywhere_in_any_layout(tmp_path: Path) -> None:
     require_origin(longer)
     assert len(run_distributed(train, 1, longer)[0]["losses"]) == 1
     with pytest.raises(AssertionError, match="is an imported model, from which runs start"):
-        run_distributed(train, 1, replace(still(first, "imported"), batch=replace(first.batch)))
+        run_distributed(train, 1, still(first, "brought"))
 
 
 @pytest.mark.slow

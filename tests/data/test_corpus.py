@@ -302,3 +302,18 @@ def test_verification_is_shared_out(corpora: dict[str, Corpus], tokenizer: Token
                 open_corpora(sources, tokenizer, share)
         else:
             open_corpora(sources, tokenizer, share)
+
+
+@pytest.mark.parametrize("part", ["length", "offset", "document"])
+def test_large_indexes_are_looked_at_without_their_hash(
+    corpora: dict[str, Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    folder = copied(corpora, tmp_path)
+    manifest = Manifest.load(folder)
+    monkeypatch.setattr("pretrain.data.manifest.WHOLE_INDEX_BYTES", 0)
+    verify(folder, manifest)
+    documents = manifest.shards[1].documents
+    place = {"length": 34, "offset": 34 + 4 * documents, "document": 34 + 12 * documents}[part] + (8 if part == "document" else 0)
+    flip(folder / "shard_00001.idx", place + (1 if part == "document" else 0))
+    with pytest.raises(UserError, match=r"shard_00001\.idx contradicts itself"):
+        verify(folder, manifest)

@@ -21,6 +21,7 @@ from tests.data.examples import Batch, corrupt
 STEPS, GLOBAL, LENGTH = 60, 16, 16
 PHASES = [(23 * GLOBAL * LENGTH, {"a": 3.0, "b": 1.0}), (41 * GLOBAL * LENGTH, {"b": 1.0}), (None, {"a": 0.2, "b": 0.8})]
 _CONTEXT = mp.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.preload"])  # the server of tests.distributed: torch is imported once
 
 
 def read(folders: dict[str, str], kind: str, rank: int, ranks: int, micro: int, start: int, kill_at: int | None, said: str) -> None:

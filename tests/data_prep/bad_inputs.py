@@ -57,7 +57,7 @@ def truncated() -> Iterator[Case]:
         whole = packed(kind)
         for percent in (1, 10, 33, 50, 80, 95, 99):
             yield Case(f"{kind} cut at {percent}%", {f"a.{kind}": whole[: max(len(whole) * percent // 100, 1)]}, says=DAMAGED)
-        for lost in (1, 4, 7):
+        for lost in (1, 4, 7, 8):  # 8: a stream without its end mark
             yield Case(f"{kind} without its last {lost} bytes", {f"a.{kind}": whole[:-lost]}, says=DAMAGED)
         yield Case(f"{kind} that is something else", {f"a.{kind}": b"<html>404 not found</html>" * 9}, says=DAMAGED)
         yield Case(f"{kind} whole", {f"a.{kind}": whole}, (40, 0, 0), texts=TEXTS)

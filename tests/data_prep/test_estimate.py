@@ -33,7 +33,8 @@ def test_nothing_is_written_and_everything_is_said(tmp_path: Path, model_file: P
     config = TokenizeConfig(input=str(tmp_path / "text"), tokenizer=str(model_file), output=str(tmp_path / "out/a/b"), shard_bytes=4000, dry_run=True)
     assert prepare(config) == {} and sorted(tmp_path.rglob("*")) == before
     said = capsys.readouterr().err
-    for part in (r"dry run: 40 files, .* MB; sampled 2\d parts, .* MB \(\d+\.\d\d%\)", r"[\d,]+ tokens \([\d,]+ to [\d,]+: 95% interval\); [\d,]+ documents",
+    for part in (r"dry run: 40 files, .* MB; sampled 2\d parts, .* MB \(\d+\.\d\d%\)",
+                 r"[\d,]+ tokens \([\d,]+ to [\d,]+: 95% interval\); [\d,]+ documents",
                  rf"are free at {tmp_path}\n", r"time: about .* with \d+ workers, at [\d,]+ tokens/s each", "nothing was written"):  # fmt: skip
         assert re.search(part, said), said
     shards = len(run(tmp_path / "text", tmp_path / "made", model_file, shard_bytes=4000).shards)

@@ -16,7 +16,9 @@ from tests.data.tokenizer_examples import PROVEN, UNPROVEN
 from tests.data_prep.test_prepare import kept, read_back, run
 
 FAMILIES = ["sentencepiece bpe, plain", "sentencepiece bpe, Llama 2", "byte-level, NFC", "Llama 2", "tiktoken, cl100k", "sentencepiece unigram"]
-words = st.lists(st.sampled_from(["the", "king", " ", "  ", "\n", "é", "日本", "e\u0301", "\x00", "</s>", "1e5", "\u2028"]), max_size=25).map(" ".join)
+words = st.lists(st.sampled_from(["the", "king", " ", "  ", "\n", "é", "日本", "e\u0301", "\x00", "</s>", "1e5", "\u2028"]), max_size=25).map(
+    " ".join
+)
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 documents = st.lists(st.one_of(words, any_text, st.integers(1, 40).map(lambda count: text(count, count))), min_size=1, max_size=12)
 

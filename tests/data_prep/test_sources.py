@@ -159,7 +159,10 @@ def test_mistakes_about_sources(tmp_path: Path, model_file: Path, monkeypatch: p
 
 
 def test_a_source_without_text_is_named(tmp_path: Path, model_file: Path) -> None:
-    sources = {"a": InputConfig(input=str(write_jsonl(tmp_path / "a.jsonl", ["x"]))), "b": InputConfig(input=str(write_jsonl(tmp_path / "b.jsonl", [""])))}
+    sources = {
+        "a": InputConfig(input=str(write_jsonl(tmp_path / "a.jsonl", ["x"]))),
+        "b": InputConfig(input=str(write_jsonl(tmp_path / "b.jsonl", [""]))),
+    }
     with pytest.raises(UserError, match="the source b holds no text: 1 empty"):
         prepare(TokenizeConfig(sources=sources, tokenizer=str(model_file), output=str(tmp_path / "out"), workers=1))
 
@@ -182,9 +185,7 @@ def test_nemotrons_subsets(phase: str, tmp_path: Path, model_file: Path, monkeyp
 
 
 @pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
-def test_a_large_file_is_read_in_parts(
-    kind: str, tmp_path: Path, model_file: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_is_read_in_parts(kind: str, tmp_path: Path, model_file: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every line once, in order, wherever the cuts fall; bad ones with their line in the whole file."""
     monkeypatch.setattr(inputs, "_LEAST_SPLIT", 1)
     texts = [text(1 + seed % 7, seed) for seed in range(40)]

@@ -144,9 +144,9 @@ def test_samples_fill_every_blank_and_keep_the_prompt(name: str, backbone: str) 
     assert found.sequences[:, :2].tolist() == [[3, 4]] * 3
     assert ((found.sequences >= 0) & (found.sequences < SIZE - (name not in ("ar", "mdm_prime")))).all()
     assert torch.equal(found.sequences, model.sample(count=3, length=8, prompt=[3, 4], seed=1).sequences)
-    with pytest.raises(ValueError, match="no sampler 'none'"):
+    with pytest.raises(ValueError, match="sampler=none cannot sample"):
         model.sample(sampler="none", length=4)
-    with pytest.raises(ValueError, match="takes no colour"):
+    with pytest.raises(ValueError, match="colour=1 means nothing to sampler="):
         model.sample(colour=1, length=4)
     with pytest.raises(ValueError, match="leaves nothing to fill"):
         model.sample(prompt=[1, 2], length=2)

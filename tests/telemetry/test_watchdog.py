@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pretrain.telemetry.heartbeat import Heartbeat, compare
+from pretrain.telemetry.progress import figures
 from pretrain.telemetry.watchdog import HUNG_EXIT, Sign, Watchdog, describe, read_signs, verdict
 from tests.distributed import _CONTEXT, run_distributed
 from tests.small_run import small_config
@@ -104,6 +105,12 @@ def test_stragglers_are_compared_by_their_own_time():
         "slowest_rank": 1, "slowest_rank_seconds": 0.9, "median_rank_seconds": pytest.approx(0.35), "waiting_share": pytest.approx(0.7)
     }  # fmt: skip
     assert compare([[1.0, 0.0]]) == {}
+
+
+def test_a_straggler_is_shown_and_an_ordinary_rank_is_not():
+    ranks = compare([[0.2, 0.8], [0.9, 0.1], [0.3, 0.7], [0.4, 0.6]])
+    assert figures({"lr": 1.0} | ranks) == "lr 1.00e+00 | rank 1 is slow: the others wait 70% of the time"
+    assert figures(compare([[0.5, 0.5], [0.55, 0.45]])) == ""
 
 
 def test_on_cuda_only_the_last_step_before_a_record_is_measured():

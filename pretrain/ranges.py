@@ -29,7 +29,7 @@ _FOLDER_NAME: Range = (
     f"start with a letter or digit, hold only letters, digits, dots, dashes and underscores, and have at most {NAME_LENGTH} of them, "
     "since it names a folder",
 )
-_TEXT: Range = (lambda s: bool(s.strip()), "not be empty")
+_TEXT: Range = (lambda s: bool(str(s).strip()), "not be empty")
 FP32_SMALLEST, FP32_LARGEST = 1.2e-38, 3.4e38
 """Where fp32 loses digits towards zero, and where it ends."""
 _IN_FP32 = ("backbone.", "objective.", "optimizer.", "schedule.")

@@ -65,6 +65,8 @@ def train(config: RunConfig, *, kill_at: int | None = None) -> dict[str, Any]:
     from pretrain.parallel import groups as parallel_groups
     from pretrain.trainer import Trainer
 
+    if kill_at is not None:  # a save in the background may not have ended by then; kills in the middle of saves have tests of their own
+        config = replace(config, checkpoint=replace(config.checkpoint, asynchronous=False))
     groups = parallel_groups.initialize(config.parallel, seed=config.seed)
     trainer = Trainer(config, groups)
     seen, losses, rates, norms = [], [], [], []

@@ -19,7 +19,7 @@ from tests.small_run import small_config, train
 
 
 def two_sources(folder: Path, *phases: PhaseConfig, **changes: Any) -> RunConfig:
-    config = small_config(folder, validation=ValidationConfig(every=0), checkpoint=CheckpointConfig(every=1, keep=0), **changes)
+    config = small_config(folder, validation=ValidationConfig(every=0), checkpoint=CheckpointConfig(every=1, keep=0, asynchronous=False), **changes)
     sources = {"words": config.data.train["words"], "other": SourceConfig(path=str(folder / "held_out" / "corpus"))}
     return replace(config, data=DataConfig(train=sources, phases=list(phases), max_epochs=None))
 

@@ -192,7 +192,7 @@ FLOATS = {key for key, value in leaves(EVERY_FLOAT) if isinstance(value, float)}
 def test_nonsense_is_refused_in_every_field(key: str) -> None:
     assert len(RANGES) >= 46 and len(FLOATS) >= 14
     bad = list(NONSENSE.get(key, []))
-    if key not in ("name", "root", "tokenizer", "telemetry.wandb_project"):
+    if key not in ("name", "root", "tokenizer", "init_from", "telemetry.wandb_project"):
         bad += ([-99] if key in MAY_BE_NEGATIVE else [-1]) + ([0] if key not in MAY_BE_ZERO else [])
     if key in FLOATS:
         bad += [math.nan, math.inf, -math.inf]

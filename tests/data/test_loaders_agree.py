@@ -87,6 +87,8 @@ def test_the_first_error_in_order_comes_after_the_batches_before_it(corpora: dic
     failed = threading.Event()
 
     class Failing:
+        skips = inner.skips
+
         def sample(self, number: int) -> NumberedSample:
             if number == 50:
                 failed.set()

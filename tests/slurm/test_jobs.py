@@ -44,4 +44,4 @@ def test_cancel_leaves_nothing_behind_and_is_not_requeued(tmp_path: Path, fake: 
     assert again.returncode == 64 and f"belongs to job {number}, which is running" in again.stderr
     fake.command("scancel", str(number))
     wait_until(lambda: not processes_of(run), "no process is left", run, 40)
-    assert slurm.state(number) == "CANCELLED"
+    wait_until(lambda: slurm.state(number) == "CANCELLED", "the job is cancelled", run)

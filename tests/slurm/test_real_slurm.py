@@ -51,7 +51,7 @@ def failed_node_time_limit_and_cancel(tmp_path: Path, monkeypatch: pytest.Monkey
         wait_until(at_step(other, 3), "training", other)
         cluster.command("scancel", "2")
         wait_until(lambda: not processes_of(other), "no process is left", other, 40)
-        assert slurm.state(2) == "CANCELLED"
+        wait_until(lambda: slurm.state(2) == "CANCELLED", "the job is cancelled", other)
     finally:
         cluster.stop()
     assert not processes_of(run)

@@ -50,6 +50,16 @@ def small_config(folder: Path, objective: str | ObjectiveConfig = "mdlm", **chan
     return replace(config, **changes)
 
 
+def digest_of(shard: Any) -> str:
+    """Hash of everything that a rank is given for a step: tokens, noise, targets."""
+    digest = hashlib.blake2b(digest_size=8)
+    for batch in shard.micro_batches:
+        for tensors in (batch.inputs, batch.targets):
+            for key in sorted(tensors):
+                digest.update(tensors[key].numpy().tobytes())
+    return digest.hexdigest()
+
+
 def train(config: RunConfig, *, kill_at: int | None = None) -> dict[str, Any]:
     """Train to the end on this rank (call it through tests.distributed). With `kill_at`, SIGKILL this process when that step has been done."""
     from pretrain.parallel import groups as parallel_groups
@@ -64,12 +74,7 @@ def train(config: RunConfig, *, kill_at: int | None = None) -> dict[str, Any]:
 
     def watched(shard: Any, lr: float) -> Any:
         result = step_of_engine(shard, lr)
-        digest = hashlib.blake2b(digest_size=8)
-        for batch in shard.micro_batches:
-            for tensors in (batch.inputs, batch.targets):
-                for key in sorted(tensors):
-                    digest.update(tensors[key].numpy().tobytes())
-        seen.append((shard.step, [batch.sample_ids for batch in shard.micro_batches], digest.hexdigest()))
+        seen.append((shard.step, [batch.sample_ids for batch in shard.micro_batches], digest_of(shard)))
         losses.append(result.loss)
         rates.append(lr)
         norms.append(result.gradient_norm)

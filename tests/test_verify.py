@@ -65,7 +65,7 @@ def test_real_processes(tmp_path):
 
 def test_what_cannot_be_verified_is_said(tmp_path, monkeypatch):
     config = small_config(tmp_path)
-    with pytest.raises(UserError, match="parallel.tensor=4"):
+    with pytest.raises(UserError, match="must be a multiple of parallel.tensor x parallel.pipeline = 4"):
         run(config, replace(TERMS, verify_ranks=2, verify_layout=ParallelConfig(tensor=4)))
     with pytest.raises(UserError, match=r"verify_steps=\[3\] must be"):
         VerifyConfig(verify="resume", verify_steps=[3])

@@ -31,7 +31,7 @@ LR = 1e-2
 def train_state(world: World, groups: Groups, step: int) -> TrainState:
     layout = Layout.of(world.parallel, groups.data.size)
     return TrainState(
-        step=step, tokens=step * 128, samples=step * 8, lr=LR, next_batch="", seed=1, layout=layout, backbone=asdict(world.backbone), rows=128
+        step=step, tokens=step * 128, samples=step * 8, lr=LR, next_batch="", seed=1, layout=layout, backbone=asdict(world.network), rows=128
     )
 
 
@@ -57,8 +57,17 @@ def full_tensors(engine: Any) -> dict[str, torch.Tensor]:
     return whole
 
 
+def learned(engine: Any) -> dict[str, Any]:
+    """objective/NAME -> what the objective itself holds (parameters, running statistics) and its optimizer's state."""
+    state, found = engine._objective_state(), {}
+    found |= {f"objective/{name}": value.detach().clone().numpy() for name, value in state["modules"].items()}
+    for number, moments in state["optimizer"].get("state", {}).items():
+        found |= {f"objective/optimizer/{number}/{key}": torch.as_tensor(value).clone().numpy() for key, value in moments.items()}
+    return found
+
+
 def train_on(engine: Any, objective: Any, groups: Groups, world: World) -> list[float]:
-    return [engine.train_step(shard(world, objective, groups, step), LR).loss for step in range(STEPS, STEPS + 3)]
+    return [engine.train_step(shard(world, objective, groups, step), LR).loss for step in range(STEPS, STEPS + 5)]
 
 
 def save_run(world: World, run: str) -> tuple[dict[str, Any], list[float]]:
@@ -67,7 +76,7 @@ def save_run(world: World, run: str) -> tuple[dict[str, Any], list[float]]:
     for step in range(STEPS):
         engine.train_step(shard(world, objective, groups, step), LR)
     CheckpointManager(Path(run), 0, Peers.world()).save(STEPS, engine.save, train_state(world, groups, STEPS), "")
-    tensors = {name: tensor.numpy() for name, tensor in full_tensors(engine).items()}
+    tensors = {name: tensor.numpy() for name, tensor in full_tensors(engine).items()} | learned(engine)
     return tensors, train_on(engine, objective, groups, world)
 
 
@@ -76,7 +85,7 @@ def load_run(world: World, run: str) -> tuple[dict[str, Any], list[float]]:
     engine, objective, groups = make_engine(world)
     load_any_layout(engine, Path(run) / "checkpoints" / step_name(STEPS), Peers.world())
     engine.load_objective(Path(run) / "checkpoints" / step_name(STEPS))
-    tensors = {name: tensor.numpy() for name, tensor in full_tensors(engine).items()}
+    tensors = {name: tensor.numpy() for name, tensor in full_tensors(engine).items()} | learned(engine)
     return tensors, train_on(engine, objective, groups, world)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pretrain.backbones.config import BackboneConfig
 from pretrain.checkpoint.consolidate import consolidate, write_consolidated
 from pretrain.checkpoint.layout import step_name
 from pretrain.checkpoint.reshape import LogicalFolder, write_logical
@@ -20,7 +21,8 @@ from tests.distributed import run_distributed
 from tests.engine.world import World
 
 BF16 = replace(LLAMA, dtype=torch.bfloat16)
-MODELS = {"dit": DIT, "llama": LLAMA, "bf16": BF16}
+DEEP = replace(DIT, backbone=BackboneConfig(kind="dit", hidden=32, layers=4, heads=4, cond_dim=16))
+MODELS = {"dit": DIT, "llama": LLAMA, "bf16": BF16, "deep": DEEP}
 LAYOUTS = {
     "one": (1, {}),
     "tp2": (2, {"tensor": 2}),
@@ -32,6 +34,7 @@ LAYOUTS = {
     "tp2-dp2-zero3": (4, {"tensor": 2, "zero_stage": 3}),
     "tp2-pp2": (4, {"tensor": 2, "pipeline": 2}),
     "tp2-dp2": (4, {"tensor": 2}),
+    "pp2-interleaved": (2, {"pipeline": 2, "virtual_pipeline": 2}),
 }
 PAIRS = [
     ("dit", "tp2-pp2", "one"),
@@ -44,6 +47,9 @@ PAIRS = [
     ("llama", "one", "tp2"),
     ("bf16", "tp2-dp2", "one"),
     ("bf16", "dp2", "tp2"),
+    ("deep", "one", "pp2-interleaved"),
+    ("deep", "pp2-interleaved", "tp2-dp2"),
+    ("deep", "pp2-interleaved", "dp2-zero3"),
 ]
 
 

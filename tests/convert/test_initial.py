@@ -20,6 +20,8 @@ from pretrain.run_config import DurationConfig, RunConfig
 from tests.distributed import run_distributed
 from tests.small_run import small_config, train
 
+CLASSES = 321
+"""The small tokenizer's ids and the mask."""
 STILL = ScheduleConfig(kind="constant", peak=1e-12, warmup_steps=0)
 REPLAID = ObjectiveConfig(name="replaid", replaid=RePlaidConfig(latent=4, schedule_hidden=8, prior_ramp_steps=4, learning_rate=1e-12))
 
@@ -42,8 +44,12 @@ def still(config: RunConfig, name: str, **changes: object) -> RunConfig:
 
 
 def same_weights(first: RunConfig, second: RunConfig) -> bool:
+    """Rows that no class has are padding, which an export leaves out: not compared."""
     one, two = consolidate(newest(first)), consolidate(newest(second))
-    return all(torch.allclose(one[name], two[name], rtol=0, atol=1e-9) for name in one) and one.keys() == two.keys()
+    classes = {name: CLASSES for name in one if name.startswith(("head.", "embedding.weight"))}
+    return one.keys() == two.keys() and all(
+        torch.allclose(one[name][: classes.get(name)], two[name][: classes.get(name)], rtol=0, atol=1e-9) for name in one
+    )
 
 
 @pytest.mark.slow

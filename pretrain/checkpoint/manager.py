@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 STARTERS = (
     r"config(\.\d+)?\.yaml(\.partial)?", r"versions(\.\d+)?\.json(\.partial)?", r"\.hydra", r"slurm", r"REQUEUE(\.partial)?", r"PREEMPT",
+    r"log\.jsonl\.old-\d+",
 )  # fmt: skip
 """Patterns of what may lie in a run directory before its first step; anything else is work that must not be lost."""
 
@@ -70,7 +71,7 @@ class CheckpointManager:
         """The checkpoint to continue from, or None to start in a directory that holds no work. Call it before anything is written there.
 
         fresh moves what is there aside (NAME.old-1, …) and deletes nothing. A job that Slurm or torchrun restarts keeps its command line:
-        its fresh means the first start only.
+        its fresh means the first start only. Such a job also starts over, with its log renamed, where it died before its first checkpoint.
 
         Raises UserError if the directory holds work but no checkpoint, or only damaged ones.
         """
@@ -82,7 +83,10 @@ class CheckpointManager:
         checkpoint = self.latest()
         if checkpoint is None:
             work = self._attempt(lambda: _work(self.run_dir), "read the run directory")
-            if work:
+            if work and restarted() and self._attempt(lambda: _never_saved(self.run_dir, work), "read the run directory"):
+                aside = self._attempt(lambda: _set_log_aside(self.run_dir), "set the log aside")
+                self._say(f"the run died before its first checkpoint and starts over; its log was renamed to {aside.name}")
+            elif work:
                 found = ", ".join(work[:3]) + (", …" if len(work) > 3 else "")
                 raise UserError(
                     f"{self.run_dir} is not empty ({found}) but holds no complete checkpoint to continue; "
@@ -293,6 +297,23 @@ def _has_trained(log: Path) -> bool:
     except UserError:
         return True
     return "run" not in kinds or "train" in kinds
+
+
+def _never_saved(run_dir: Path, work: list[str]) -> bool:
+    """Whether all that lies there is the log of steps that no checkpoint has ever followed."""
+    if not set(work) <= {LOG_NAME, CHECKPOINTS, "wandb", "hang"} or LOG_NAME not in work or _steps(run_dir / CHECKPOINTS):
+        return False
+    try:
+        return not any(record.get("event") in ("checkpoint", "resume") for record in read_log(run_dir / LOG_NAME))
+    except UserError:
+        return False
+
+
+def _set_log_aside(run_dir: Path) -> Path:
+    aside = _free_name(run_dir / LOG_NAME, ".old")
+    os.rename(run_dir / LOG_NAME, aside)
+    sync_folder(run_dir)
+    return aside
 
 
 def _write_state(partial: Path, state: TrainState, config: str) -> list[str]:

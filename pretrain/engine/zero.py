@@ -284,7 +284,8 @@ def deepspeed_settings(*, zero_stage: int, dtype: torch.dtype, clip: float, micr
         "gradient_accumulation_steps": micro_batches,
         "gradient_clipping": clip,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": zero_stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket},
+        # One sub-group per parameter group: DeepSpeed splits larger ones at stage 3, in another order than the files are converted in.
+        "zero_optimization": {"stage": zero_stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket, "sub_group_size": 10**15},
         "steps_per_print": 10**12,
     }
     if dtype is torch.bfloat16:

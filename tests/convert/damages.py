@@ -126,7 +126,6 @@ CASES = {
         "code of the network": (code("modeling_dit.py", "(1 + scale_B1D)", "(1.01 + scale_B1D)"), BY_LOGITS),
         "code of the bound": (code("likelihood_draws.py", "weight_B=1 / t_B, hidden=masked_BL", "weight_B=t_B, hidden=masked_BL"), r"the likelihood"),
         "code of the law": (code("sampling_draw.py", "scores_NV.argmax(-1", "scores_NV.argmin(-1"), "exported model cannot sample .*left 24 masks"),
-        "code of the sampler": (code("sampling_mdlm.py", "where_BL, what_BL = uniforms", "what_BL, where_BL = uniforms"), "tokens of greedy samples"),
     },
     "ar": {"halves": (weights(halves_of_the_mlp_swapped), rf"{BY_LOGITS}: network\.layers\.0\.mlp\.gate_proj\.weight is not the checkpoint's")},
     "duo": {"schedule": (settings(schedule_eps=1e-2), r"schedule_eps is 0\.01 in config\.json, and objective\.schedule_eps of the run is 0\.001")},

@@ -5,13 +5,14 @@ from pathlib import Path
 
 from data_prep.config import AuditConfig
 from data_prep.progress import say
-from pretrain.data.manifest import Manifest, audit
+from pretrain.data.manifest import FILE_NAME, Manifest, audit
 from pretrain.errors import UserError
 
 
 def audit_corpora(config: AuditConfig) -> None:
     """One line per shard. UserError, after the last shard, naming all that changed or are missing."""
-    folders = [Path(folder) for folder in ([config.corpus] if isinstance(config.corpus, str) else config.corpus)]
+    given = [Path(folder) for folder in ([config.corpus] if isinstance(config.corpus, str) else config.corpus)]
+    folders = [folder for each in given for folder in _corpora(each)]
     manifests = [Manifest.load(folder) for folder in folders]  # before hours go into the first
     damaged = [shard for folder, manifest in zip(folders, manifests, strict=True) for shard in _audit(folder, manifest)]
     if damaged:
@@ -20,6 +21,12 @@ def audit_corpora(config: AuditConfig) -> None:
             f"{len(damaged)} {shards} changed or went missing after preparation: {', '.join(damaged)}; copy them again from where they are whole, "
             "or remove their folder and prepare the corpus again"
         )
+
+
+def _corpora(folder: Path) -> list[Path]:
+    """The folder, or those of its sources where several were prepared into it."""
+    inner = [] if (folder / FILE_NAME).exists() or not folder.is_dir() else sorted(path.parent for path in folder.glob(f"*/{FILE_NAME}"))
+    return inner or [folder]
 
 
 def _audit(folder: Path, manifest: Manifest) -> list[str]:

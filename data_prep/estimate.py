@@ -37,6 +37,7 @@ class Sample:
     tokens: int = 0
     documents: int = 0
     records: int = 0
+    bad: int = 0
     seconds: float = 0.0
 
 
@@ -145,6 +146,7 @@ def _sample(piece: Piece, wanted: Wanted, tokenizer: Tokenizer) -> Sample:
     records = read_records(piece, wanted)
     for record in islice(records, _RECORDS):
         sample.input_bytes, sample.records = record.position, sample.records + 1
+        sample.bad += record.text is None
         if record.text is not None and record.text.strip():
             texts.append(record.text[:_CHARACTERS])
             characters += len(record.text)
@@ -169,6 +171,11 @@ def _say_total(config: TokenizeConfig, tokenizer: Tokenizer, total: Estimate, fi
     share = total.sampled_bytes / max(total.input_bytes, 1)
     say(f"dry run: {files:,} files, {_size(total.input_bytes)}; sampled {len(total.samples)} parts, {_size(total.sampled_bytes)} ({share:.2%})")
     say(f"{_tokens(total)}; {total.documents:,.0f} documents, {shards:,} shards of {dtype}")
+    bad, records = (sum(getattr(sample, key) for sample in total.samples) for key in ("bad", "records"))
+    if bad:
+        over = bad > config.max_bad_fraction * records
+        fails = f": more than max_bad_fraction={config.max_bad_fraction:g}, so the preparation would fail" if over else ""
+        say(f"unreadable: {bad:,} of {records:,} sampled records{fails}")
     place = next(path for path in (Path(config.output).absolute(), *Path(config.output).absolute().parents) if path.is_dir())
     free = shutil.disk_usage(place).free
     enough = "" if free > 1.05 * disk else ": not enough"

@@ -95,7 +95,7 @@ def check_budget(output: Path, plan: Plan, parts: Mapping[int, Part], budget: Bu
         accepted = f", or run again with max_bad_fraction={min(1.0, 1.1 * bad / records):.2g}" if bad < records else " or text_key"
         raise UserError(
             f"{bad} of {records} records are unreadable, more than max_bad_fraction={plan.max_bad_fraction:g}, "
-            f"the first because of: {_first_reason(quarantine)}; see {quarantine}, then mend the input{accepted}"
+            f"the first because of: {_first_reason(quarantine)}; see {quarantine}, then mend the input and remove {output}{accepted}"
         )
 
 

@@ -9,12 +9,17 @@ one has failed is told so by a file, since its SIGTERM would look like a request
 import contextlib
 import os
 import signal
+import sys
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 CLOSING = "closing"
 """As in pretrain.preemption."""
+
+PATIENCE = 60
+"""Seconds from a request to stop until the user hears that it is still being waited for."""
 
 told: list[signal.Signals] = []
 """Requests that have been forwarded."""
@@ -41,6 +46,7 @@ def _forward_signals(processes: Any) -> None:
         if told or number not in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT) or not contexts:
             at_once(number, frame)  # raises
         told.append(signal.Signals(number))
+        _remind(signal.Signals(number))
         for pid in contexts[-1].pids().values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -51,6 +57,14 @@ def _forward_signals(processes: Any) -> None:
         start(self)
 
     processes._terminate_process_handler, processes.PContext.start = handler, starting
+
+
+def _remind(request: signal.Signals) -> None:
+    """Say that something is being waited for, where that takes long: a rank may be stuck."""
+    words = f"torchrun: {PATIENCE} s after {request.name} the ranks have not ended; {request.name} again stops them in half a minute, saved or not"
+    reminder = threading.Timer(PATIENCE, print, [words], {"file": sys.stderr, "flush": True})
+    reminder.daemon = True
+    reminder.start()
 
 
 def _mark_closing(processes: Any) -> None:

@@ -56,6 +56,8 @@ def _reworded(word: str, groups: Mapping[str, Sequence[str]], sections: Collecti
     value: Any = override.value()
     if key in groups and not isinstance(value, dict) and not (isinstance(value, str) and value):
         raise UserError(f"{key}={text} must name one choice of {key}{nearest(text, list(groups[key]))}")
+    if key == "data.phases" and isinstance(value, dict):
+        raise UserError(f"{key}={text} must be a list of phases: {key}=[{{until: 1e9, mix: {{web: 1}}}}, {{mix: {{web: 1, code: 1}}}}]")
     if key in SOURCES:
         return _sources(override, word, value)
     if value == {} and key.startswith(SOURCES):

@@ -46,6 +46,9 @@ def run_command(main: Callable[[], int], *, when_memory_is_full: str, stoppable:
         return _refuse(f"stopped by {stopped.reason} before the first step: nothing had to be saved", preemption.PREEMPTED_EXIT, kind="stop")
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read the output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
     except Exception as error:
         if _memory_is_full(error):
             return _refuse(f"the memory does not suffice ({' '.join(str(error).split())[:200] or 'out of memory'}): {when_memory_is_full}")

@@ -220,7 +220,8 @@ class Trainer:
         self.saving.settle()
         checkpoint = self.manager.latest()
         if checkpoint is None:
-            raise UserError(f"{said}: there is no checkpoint yet to rewind to, so the run stops here; {self.advice}")
+            remedy = "lower schedule.peak, and start again with resume=fresh"
+            raise UserError(f"{said}: there is no checkpoint yet to rewind to, so the run stops here; {remedy}")
         card = self._resume_card(checkpoint)
         count = self.samples.skips.rewind(checkpoint.step, bad)
         self._load(card)

@@ -8,7 +8,17 @@ from launchers.slurm.drill_text import drill_sources
 from pretrain.cluster import slurm
 from pretrain.cluster.drill import INTERRUPTED, drill_run, run_drill
 from pretrain.cluster.script import render
-from pretrain.cluster.submission import FOLDER, Submission, check_layout, check_start, checkpoint_bytes, make_job, refuse_living, submit
+from pretrain.cluster.submission import (
+    FOLDER,
+    Submission,
+    check_layout,
+    check_start,
+    checkpoint_bytes,
+    fitting_batch,
+    make_job,
+    refuse_living,
+    submit,
+)
 from pretrain.plan.plan import Needs, check_directory
 from pretrain.plan.table import size
 
@@ -33,7 +43,7 @@ def train(submission: Submission, dry: bool) -> int:
 def preflight(submission: Submission, dry: bool) -> int:
     """Check the nodes of one job, and print what they say; 1 if they are not fit."""
     settings = submission.settings
-    submission = submission.changed(name=f"preflight_{settings.nodes}_nodes", resume="auto")
+    submission = submission.changed(name=f"preflight_{settings.nodes}_nodes", resume="auto", batch=fitting_batch(submission))
     job = make_job(submission, check_layout(submission), "preflight")
     if dry:
         print(render(job))

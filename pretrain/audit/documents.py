@@ -18,6 +18,7 @@ TABLE_WIDTH = 160
 def audit_step(config: StepAuditConfig) -> None:
     """Prints them. Raises UserError where the run or its corpora are not what they were."""
     run = AuditedRun(Path(config.run), config.step)
+    run.say_if_planned()
     rows = documents(run, config.words)
     if config.format == "json":
         for row in rows:

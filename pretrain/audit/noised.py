@@ -18,6 +18,7 @@ from pretrain.errors import UserError
 def show(config: ShowConfig) -> None:
     """Prints the samples. Raises UserError for a rank that there was not, and where the run or its corpora are not what they were."""
     run = AuditedRun(Path(config.run), config.step)
+    run.say_if_planned()
     dp_rank, dp_size = data_rank(run, config.rank, config.world)
     numbers = [number for micro_batch in micro_batches(run, dp_rank, dp_size) for number in micro_batch]
     shown = numbers[: config.samples]

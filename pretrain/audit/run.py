@@ -1,6 +1,7 @@
 """A run's data again: the same samples that training made, from the configuration, phases and corpora that it had at a step."""
 
 import re
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -58,6 +59,16 @@ class AuditedRun:
         known = self.saved or (self.earlier[-1] if self.earlier else None)
         self.samples.skips = skips_from(known.state if known else None)
         self._require_same_text(later[:1] or self.earlier[-1:])
+
+    def say_if_planned(self) -> None:
+        """A note on standard error where nothing shows that the step was trained."""
+        logged = [int(record["step"]) for record in read_log(self.folder / LOG_NAME) if record["kind"] == "train"]
+        last = max([checkpoint.state.step for checkpoint in self.earlier] + logged, default=0)
+        if self.saved is None and self.step > last:
+            print(
+                f"note: nothing shows that step {self.step:,} was trained: log and checkpoints of {self.folder} end at step {last:,}; "
+                "this is what it would read", file=sys.stderr,
+            )  # fmt: skip
 
     @property
     def phase(self) -> Phase:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.cluster import slurm
-from pretrain.cluster.submission import Submission, check_layout, check_start, make_job, remove_run, submit
+from pretrain.cluster.submission import Submission, check_layout, check_start, fitting_batch, make_job, remove_run, submit
 from pretrain.errors import UserError
 from pretrain.telemetry.log import number, read_log
 
@@ -58,6 +58,7 @@ def drill_run(submission: Submission, folder: Path, name: str, sources: dict[str
         name=name,
         root=str(folder),
         resume="auto",
+        batch=fitting_batch(submission),
         duration={"steps": drill.steps, "tokens": None, "flops": None, "stop_after": None},
         checkpoint={"every": drill.steps},
         validation={"every": 0},

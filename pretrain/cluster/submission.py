@@ -63,6 +63,14 @@ class Submission:
         return replace(self, tree=tree, command=command_from_tree(tree))
 
 
+def fitting_batch(submission: Submission) -> dict[str, Any]:
+    """The run's batch, near its size, for every number of nodes: for a preflight or a drill, which trains nothing that is kept."""
+    run, settings = submission.command.run, submission.settings
+    replicas = settings.nodes * settings.cluster.ranks_per_node // (run.parallel.tensor * run.parallel.pipeline)
+    stride = max(replicas, 1) * run.batch.micro_sequences
+    return {"global_sequences": max(round(run.batch.global_sequences / stride), 1) * stride}
+
+
 def submission_from_arguments() -> Submission | None:
     """What sys.argv describes; None where Hydra itself answered. Raises UserError."""
     composed = compose_arguments("submit")

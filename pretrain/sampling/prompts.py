@@ -75,6 +75,9 @@ def _canvas(number: int, prompt: str, codec: Codec, config: SamplingConfig, trai
     filled_in = BLANK in ids
     length = config.length or (len(ids) if filled_in else trained_length)
     known = len(ids) - ids.count(BLANK)
+    if len(ids) > length > known:
+        said = f"the prompt {_short(prompt)} has {len(ids)} tokens with its blanks, more than length={length}"
+        raise UserError(f"{said}; leave out length, or give a greater one")
     if len(ids) > length or known == length:
         raise UserError(f"the prompt {_short(prompt)} has {known} tokens and leaves nothing to draw in length={length}; give a greater length")
     ids += [BLANK] * (length - len(ids))

@@ -194,6 +194,8 @@ def _workers(executor: ExecutorConfig, workers: int | None, shards: int) -> int:
 
 
 def _tokens(one: Estimate) -> str:
+    if one.half == 0:
+        return f"about {one.tokens:,.0f} tokens (all of it was looked at)"
     if math.isnan(one.half):
         return f"about {one.tokens:,.0f} tokens (one part was sampled, so there is no interval)"
     return f"{one.tokens:,.0f} tokens ({max(one.tokens - one.half, 0):,.0f} to {one.tokens + one.half:,.0f}: 95% interval)"

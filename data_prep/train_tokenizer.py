@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from data_prep.config import SPECIAL_PIECES, TrainTokenizerConfig
@@ -26,6 +26,8 @@ from pretrain.outputs import require_writable
 UNK_ID, BOS_ID, EOS_ID, PAD_ID = range(4)
 _MAX_LINE = 1 << 16
 """Longer lines are learnt from in pieces: sentencepiece drops them."""
+_LOOKED_AT = 100
+"""Records of each file that are looked at before training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ def train_tokenizer(config: TrainTokenizerConfig) -> Path:
         _require_finished(output, record, wanted)
         say(f"{output} is already trained; nothing to do")
         return output
+    _require_readable(config, files)
     model = _train(config, files)
     with atomic_writer(record) as stream:
         stream.write(json.dumps(asdict(wanted), indent=1).encode())
@@ -61,6 +64,17 @@ def train_tokenizer(config: TrainTokenizerConfig) -> Path:
         stream.write(model)
     say(f"{output}: {config.vocab_size} pieces, hash {file_hash(output)[:12]}")
     return output
+
+
+def _require_readable(config: TrainTokenizerConfig, files: list[InputFile]) -> None:
+    """UserError for a file whose first records are all unreadable: its text would be missing without a word. `tokenize` reports single ones."""
+    for file in files:
+        first = list(islice(read_records(whole(file.path), Wanted(config.text_key)), _LOOKED_AT))
+        if first and all(record.text is None for record in first):
+            raise UserError(
+                f"the first {len(first)} record(s) of {file.path} cannot be read ({first[0].reason}); "
+                "set text_key to the key of its text, or leave it out of the input"
+            )
 
 
 def _require_finished(output: Path, record: Path, wanted: TrainingRecord) -> None:

@@ -144,14 +144,19 @@ def check_data(config: RunConfig) -> None:
         made = f"python launchers/prepare_data.py train_tokenizer input=TEXT output={config.tokenizer}"
         advice = f"train it with: {made}" if config.tokenizer.endswith(".model") else "copy the tokenizer there, or set tokenizer=FILE"
         raise UserError(f"tokenizer={config.tokenizer} does not exist; {advice}")
-    Tokenizer(config.tokenizer)
+    tokenizer = Tokenizer(config.tokenizer)
     for key, path in _sources(config):
         if not os.path.exists(Path(path) / MANIFEST) and not os.path.isfile(path):
             raise UserError(
                 f"{key}.path={path} holds no prepared corpus; prepare it with: "
                 f"python launchers/prepare_data.py tokenize input=TEXT tokenizer={config.tokenizer} output={path}"
             )
-        Manifest.load(Path(path))
+        made_with = Manifest.load(Path(path)).tokenizer
+        if made_with.hash != tokenizer.hash:
+            raise UserError(
+                f"{key}.path={path} was prepared with tokenizer {made_with.name} ({made_with.hash[:12]}), and tokenizer={config.tokenizer} is "
+                f"another ({tokenizer.hash[:12]}); set tokenizer= to that one, or prepare the text again in another folder"
+            )
 
 
 def check_batch(needs: Needs) -> None:

@@ -60,7 +60,7 @@ class SamplingConfig:
     top_k        only the k most likely tokens; 0: all.
     top_p        only the most likely tokens that hold this probability; 1: all.
     seed         the same seed gives the same samples.
-    output       file for the samples: text in .txt, otherwise one JSON object per line; None: samples.jsonl beside the model.
+    output       file for the samples: text in .txt, otherwise JSON lines; None: samples.jsonl beside the model, or samples-2.jsonl and so on.
     view         show the first sequence of a batch after every step: live on a terminal, otherwise as some twenty lines.
     device       auto: CUDA where there is one; or a torch device such as cpu or cuda:1.
     dtype        arithmetic of the network.

@@ -46,7 +46,7 @@ def run_sampling(model: SampledModel, config: SamplingConfig, *, device: torch.d
 
     Raises UserError, before anything is drawn, for what does not fit the model or the memory, and for an unwritable file.
     """
-    output = Path(config.output) if config.output else model.home / "samples.jsonl"
+    output = Path(config.output) if config.output else _free(model.home / "samples.jsonl")
     require_writable(output)
     method = choose_method(config, model.objective)
     prompts = read_prompts(config)
@@ -85,3 +85,11 @@ def _record(config: SamplingConfig, method: Method, model: SampledModel) -> dict
     """How the samples of a file were made: what was asked for, the settings that it came to, and of which model."""
     asked = {name: value for name, value in dataclasses.asdict(config).items() if name not in config.settings() and value is not None}
     return asked | {"sampler": method.sampler, **method.settings, "objective": model.objective, **model.origin}
+
+
+def _free(path: Path) -> Path:
+    """The path, or one with a number where earlier samples lie."""
+    number = 1
+    while path.with_stem(path.stem if number == 1 else f"{path.stem}-{number}").exists():
+        number += 1
+    return path if number == 1 else path.with_stem(f"{path.stem}-{number}")

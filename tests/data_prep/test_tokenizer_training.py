@@ -121,14 +121,20 @@ def test_an_output_that_cannot_be_written_is_refused_before_training(tmp_path: P
         ("empty.txt", b"", "1 empty and 0 unreadable"),
         ("empty.jsonl", b"", "0 empty and 0 unreadable"),
         ("blank.txt", b" \n\t\n  ", "1 empty and 0 unreadable"),
-        ("binary.txt", bytes(range(256)), r"0 empty and 1 unreadable documents \(the first because of: not UTF-8: byte 0x80"),
-        ("binary.jsonl", bytes(range(256)), r"0 empty and 2 unreadable documents \(the first because of: not JSON"),
     ],
 )
 def test_input_without_text_is_said_to_be_so(tmp_path: Path, name: str, content: bytes, sentence: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=f"^the input holds no text: {sentence}.*; give files with text$"):
         train_tokenizer(config(tmp_path, input=str(tmp_path / name)))
+
+
+@pytest.mark.parametrize(("name", "reason"), [("binary.txt", "not UTF-8: byte 0x80"), ("binary.jsonl", "not JSON"), ("other.jsonl", "no key 'text'")])
+def test_a_file_that_cannot_be_read_is_not_left_out_in_silence(tmp_path: Path, name: str, reason: str) -> None:
+    good = write_jsonl(tmp_path / "good.jsonl", ["some words to learn from"] * 9)
+    (tmp_path / name).write_bytes(b'{"content": "x"}\n' * 300 if name == "other.jsonl" else bytes(range(256)))
+    with pytest.raises(UserError, match=rf"record\(s\) of .*{name} cannot be read \({reason}.*set text_key"):
+        train_tokenizer(config(tmp_path, input=[str(good), str(tmp_path / name)]))
 
 
 def test_every_character_of_the_text_is_a_piece(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_canvases() -> None:
     [
         ("abcdef", {"length": 5}, "the prompt 'abcdef' has 6 tokens and leaves nothing to draw in length=5; give a greater length"),
         ("abcdefghi", {}, "leaves nothing to draw in length=9"),
-        ("a[MASK]*9", {"length": 5}, "leaves nothing to draw in length=5"),
+        ("a[MASK]*9", {"length": 5}, "has 10 tokens with its blanks, more than length=5"),
         ("a[MASK]*0", {}, r"\[MASK\]\*0 asks for 0 blanks; ask for 1 to"),
         ("a[MASK]*999999999", {}, "asks for 999999999 blanks"),
         ("x" * 50, {}, f"the prompt '{'x' * 37}…' has 50 tokens"),

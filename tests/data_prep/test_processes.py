@@ -92,6 +92,7 @@ def test_workers_do_not_outlive_the_front_end(running: Start, tmp_path: Path) ->
     again.communicate(timeout=60)
 
 
+@pytest.mark.long
 def test_a_document_of_200_megabytes_on_one_line(tmp_path: Path) -> None:
     """In a process of its own, whose memory is measured: some times the document, and no hundred bytes for each of its characters."""
     pair = "the king "

@@ -59,6 +59,6 @@ def failed_node_time_limit_and_cancel(tmp_path: Path, monkeypatch: pytest.Monkey
 
 if available():
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_a_job_survives_a_failed_node_and_the_time_limit_and_cancel_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         failed_node_time_limit_and_cancel(tmp_path, monkeypatch)

@@ -93,6 +93,8 @@ def _modules_of_its_own() -> Iterator[None]:
     path, before = list(sys.path), _dynamic()
     for name in before:
         del sys.modules[name]
+    # A cache that was used before would be looked at first, and it does not know the folder.
+    sys.path[:] = [entry for entry in path if not (Path(entry) / "transformers_modules").is_dir()]
     try:
         with tempfile.TemporaryDirectory() as cache, mock.patch.object(dynamic_module_utils, "HF_MODULES_CACHE", cache):
             importlib.invalidate_caches()

@@ -28,7 +28,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     documents = [text(2000, seed) for seed in range(40)]
     for number in range(2):
-        write_jsonl(folder / f"{number}.jsonl", documents * 24)
+        write_jsonl(folder / f"{number}.jsonl", documents * 48)
     return folder
 
 
@@ -71,7 +71,7 @@ def test_a_killed_worker_is_a_sentence_and_the_rest_continues(running: Start, tm
     assert ended(workers)
     process, _ = running()
     _, said = process.communicate(timeout=120)
-    assert process.returncode == 0 and Manifest.load(tmp_path / "out").documents == 1920, said
+    assert process.returncode == 0 and Manifest.load(tmp_path / "out").documents == 3840, said
     assert not list((tmp_path / "out").rglob("*.tmp")), "not even what the killed one could not remove"
 
 

@@ -92,10 +92,10 @@ def check_budget(output: Path, plan: Plan, parts: Mapping[int, Part], budget: Bu
     bad, records = budget.bad, budget.records
     if records >= min_records and bad > plan.max_bad_fraction * records:
         quarantine = merge_quarantine(output, plan, parts)
-        accepted = f", or run again with max_bad_fraction={min(1.0, 1.1 * bad / records):.2g}" if bad < records else " or text_key"
+        key, accepted = ("", f", or run again with max_bad_fraction={min(1.0, 1.1 * bad / records):.2g}") if bad < records else (" or text_key", "")
         raise UserError(
             f"{bad} of {records} records are unreadable, more than max_bad_fraction={plan.max_bad_fraction:g}, "
-            f"the first because of: {_first_reason(quarantine)}; see {quarantine}, then mend the input and remove {output}{accepted}"
+            f"the first because of: {_first_reason(quarantine)}; see {quarantine}, then mend the input{key} and remove {output}{accepted}"
         )
 
 

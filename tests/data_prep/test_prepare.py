@@ -225,7 +225,8 @@ def test_an_empty_path_does_not_mean_the_working_directory(key: str) -> None:
 
 def test_when_nothing_can_be_read_more_tolerance_is_not_advised(tmp_path: Path, model_file: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", ["x", "y"])
-    with pytest.raises(UserError, match="2 of 2 records are unreadable.*no key 'body'; it has 'text'; see .*, then mend the input or text_key$"):
+    said = "2 of 2 records are unreadable.*no key 'body'; it has 'text'; see .*, then mend the input or text_key and remove .*out$"
+    with pytest.raises(UserError, match=said):
         run(source, tmp_path / "out", model_file, text_key="body")
 
 

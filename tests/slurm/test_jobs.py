@@ -10,7 +10,7 @@ from pretrain.cluster import slurm
 from tests.slurm.fake_slurm import FakeSlurm
 from tests.slurm.jobs import CLUSTER, at_step, job_log, logged_losses, processes_of, submit, uninterrupted_losses, use, wait_until, words
 
-DRILL = ("drill.steps=40", "drill.signal_at=10", "drill.minutes=3", "batch.global_sequences=16", "batch.micro_sequences=4", "backbone.hidden=32")
+DRILL = ("drill.steps=400", "drill.signal_at=10", "drill.minutes=3", "batch.global_sequences=16", "batch.micro_sequences=4", "backbone.hidden=32")
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]
 def test_a_drill_saves_requeues_resumes_and_passes(tmp_path: Path, fake: FakeSlurm) -> None:
     done = submit(tmp_path, fake.environment, "drill", *CLUSTER, *DRILL, "schedule.warmup_steps=2", "precision=fp32")
     assert done.returncode == 0, done.stdout + done.stderr + job_log(tmp_path / "runs/drill/drill_interrupted")[-3000:]
-    assert "drill passed" in done.stdout and "largest difference of 40 losses 0" in done.stdout
+    assert "drill passed" in done.stdout and "largest difference of 400 losses 0" in done.stdout
     run = tmp_path / "runs/drill/drill_interrupted"
     assert logged_losses(run) == pytest.approx(uninterrupted_losses(run), rel=1e-6), "and not only each other's"
     log = job_log(run)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
+from scipy.special import stdtrit
+
 from data_prep.config import ExecutorConfig, InputConfig, TokenizeConfig, usable_cores
 from data_prep.filters import RecordFilter, spelled_filters
 from data_prep.inputs import InputFile, Piece, shards_of
@@ -25,8 +27,6 @@ _RECORDS = 400
 _CHARACTERS = 400_000
 _IDX_BYTES_PER_DOCUMENT = 20
 _LEAST_PART = 1 << 20
-_T_95 = (0.0, 12.7, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.2, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.1, 2.09)
-"""Student's t, two-sided 95%, by degrees of freedom from 0."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ def estimate_source(source: InputConfig, tokenizer: Tokenizer, files: list[Input
     if n > 1:  # of a ratio estimator
         spread = sum((sample.tokens - ratio * sample.input_bytes) ** 2 for sample in samples) / (n - 1)
         share = min(read / size, 1.0)
-        half = _T_95[min(n - 1, len(_T_95) - 1)] * math.sqrt(spread / n * (1 - share)) / (read / n) * size
+        half = stdtrit(n - 1, 0.975) * math.sqrt(spread / n * (1 - share)) / (read / n) * size
     elif read >= size:
         half = 0.0
     scale = size / read

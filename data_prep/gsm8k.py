@@ -11,8 +11,8 @@ from data_prep.ngrams import Normalization
 from data_prep.overlap import Overlap, find_overlaps
 from data_prep.problem_config import Gsm8kConfig
 from data_prep.progress import say
-from pretrain.data.files import atomic_writer
-from pretrain.data.problems import Problem, problem_lines, read_problem_file, write_once
+from pretrain.data.files import atomic_writer, write_once
+from pretrain.data.problems import Problem, problem_lines, read_problem_file
 from pretrain.errors import UserError
 from pretrain.outputs import require_writable
 

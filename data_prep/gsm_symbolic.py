@@ -15,7 +15,8 @@ from random import Random
 from data_prep.problem_config import GsmSymbolicConfig
 from data_prep.progress import say
 from data_prep.symbolic_templates import BROKEN, Template, load_templates
-from pretrain.data.problems import MARK, Problem, answer_value, problem_lines, write_once
+from pretrain.data.files import write_once
+from pretrain.data.problems import MARK, Problem, answer_value, problem_lines
 from pretrain.errors import UserError
 from pretrain.outputs import require_writable
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data_prep.config import PlaysConfig
 from data_prep.progress import say
-from pretrain.data.files import atomic_writer
+from pretrain.data.files import write_once
 from pretrain.errors import UserError
 from pretrain.outputs import require_writable
 
@@ -70,11 +70,4 @@ def _write(path: Path, plays: dict[str, Path]) -> bool:
         for name, source in plays.items()
         for title, text in scenes(source.read_text(encoding="utf-8"))
     ]
-    content = ("\n".join(lines) + "\n").encode()
-    if path.exists():
-        if path.is_file() and path.read_bytes() == content:
-            return False
-        raise UserError(f"{path} exists and holds other text; choose another output, or remove it")
-    with atomic_writer(path) as stream:
-        stream.write(content)
-    return True
+    return write_once(path, ("\n".join(lines) + "\n").encode())

@@ -25,7 +25,7 @@ from finetune.format import SFTFormat
 from pretrain.data.parts import part_of, part_sizes
 from pretrain.data.permutation import Permutation
 from pretrain.data.problems import Problem
-from pretrain.data.samples import BatchSizes, CorruptedSample, NumberedSample
+from pretrain.data.samples import BatchSizes, CorruptedSample, NumberedSample, ValidationOrder
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 from pretrain.parallel.noise import Noise
@@ -199,8 +199,7 @@ class SFTSamples:
 class SFTValidationSamples:
     """Every example `draws` times in each of `parts` ways of noising, in order; len() of them.
 
-    Each part is filled up with empty samples to whole micro-batches, and t is stratified over the whole set by a keyed permutation, as in
-    pretraining's validation.
+    Numbered by a ValidationOrder, as pretraining's validation is.
     """
 
     def __init__(
@@ -209,30 +208,22 @@ class SFTValidationSamples:
         examples.require_length(batch)
         self.examples = examples
         self._corrupt, self._lookahead = corrupt, lookahead
-        self._draws, self._parts, self._seed = draws, parts, seed
-        self._size = len(examples) * draws
-        self._block = -(-self._size // batch.micro_sequences) * batch.micro_sequences
-        self._cells = Permutation(self._size, f"{seed}/sft/validation")
+        self._order = ValidationOrder(
+            len(examples), draws=draws, parts=parts, micro_sequences=batch.micro_sequences, seed=seed, key="sft/validation"
+        )
 
     def __len__(self) -> int:
-        return self._block * self._parts
+        return len(self._order)
 
     def sequences(self, count: int) -> np.ndarray:
         """[count]: the example that each of the first `count` samples scores; -1 for one that only fills a batch."""
-        inner = np.arange(count) % self._block
-        return np.where((np.arange(count) < len(self)) & (inner < self._size), inner // self._draws, -1)
+        return self._order.items(count)
 
     def sample(self, number: int) -> NumberedSample:
-        """Sample `number`: part number // block, then example and draw; an empty one with count 0 and number -1 where there is none."""
-        part, inner = divmod(number, self._block)
-        share, there = 1 / self._parts, part < self._parts and inner < self._size
-        if there:
-            row = self.examples.row(inner // self._draws, self._lookahead)
-            noise = Noise(self._seed, part * self._size + inner, self._cells(inner), self._size, part=part, share=share)
-        else:
-            row = self.examples.empty_row(self._lookahead)
-            noise = Noise(self._seed, number, 0, 1, part=min(part, self._parts - 1), share=share)
-        return NumberedSample(number if there else -1, self._corrupt(row.tokens_L, row.documents_L, row.prompt_L, noise))
+        """Sample `number`; an empty one with count 0 and number -1 where there is none."""
+        example, noise = self._order.draw(number)
+        row = self.examples.empty_row(self._lookahead) if example is None else self.examples.row(example, self._lookahead)
+        return NumberedSample(-1 if example is None else number, self._corrupt(row.tokens_L, row.documents_L, row.prompt_L, noise))
 
 
 def _encoded(problems: Iterable[Problem], tokenizer: Tokenizer, format: SFTFormat) -> Iterator[tuple[int, list[int], list[int]]]:

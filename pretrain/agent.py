@@ -59,12 +59,13 @@ def _forward_signals(processes: Any) -> None:
     processes._terminate_process_handler, processes.PContext.start = handler, starting
 
 
-def _remind(request: signal.Signals) -> None:
+def _remind(request: signal.Signals) -> threading.Timer:
     """Say that something is being waited for, where that takes long: a rank may be stuck."""
     words = f"torchrun: {PATIENCE} s after {request.name} the ranks have not ended; {request.name} again stops them in half a minute, saved or not"
     reminder = threading.Timer(PATIENCE, print, [words], {"file": sys.stderr, "flush": True})
     reminder.daemon = True
     reminder.start()
+    return reminder
 
 
 def _mark_closing(processes: Any) -> None:

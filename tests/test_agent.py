@@ -78,3 +78,10 @@ def test_what_is_changed_is_there_in_the_installed_torch() -> None:
 
     assert callable(processes._terminate_process_handler) and callable(agents.LocalElasticAgent._monitor_workers)
     assert callable(processes.PContext.start) and callable(processes.PContext.close)
+
+
+def test_whoever_waits_long_is_told_how_to_end_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(agent, "PATIENCE", 0.01)
+    agent._remind(signal.SIGTERM).join(5)
+    words = "torchrun: 0.01 s after SIGTERM the ranks have not ended; SIGTERM again stops them in half a minute, saved or not\n"
+    assert capsys.readouterr().err == words

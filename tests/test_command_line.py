@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -75,3 +77,13 @@ def test_of_several_ranks_one_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / rank / "error.json"))
         assert end(UserError("once")) == 64
     assert capsys.readouterr().err == "error: once\n"
+
+
+def test_a_reader_that_leaves_early_ends_the_command_quietly() -> None:
+    program = "from pretrain.command_line import run_command\ndef main():\n    while True: print('x' * 999, flush=True)\n"
+    command = [sys.executable, "-c", program + "raise SystemExit(run_command(main, when_memory_is_full=''))"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(30)) == ("", 141)

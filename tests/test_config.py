@@ -227,6 +227,7 @@ def test_command_line_beats_preset_and_recipe(tmp_path: Path, monkeypatch: pytes
         (["+model=mdlm_tiny", "batch={}"], r"batch=\{\} sets nothing: set its keys one by one"),
         (["+model=mdlm_tiny", "data.train.plays={}"], r"data\.train\.plays=\{\} sets nothing: .* write ~data\.train\.plays"),
         (["+model=mdlm_tiny", "data={validation: {}}"], r"write data\.train=\{…\} or data\.validation=\{…\}"),
+        (["+model=mdlm_tiny", "data.phases={mix: {web: 1}}"], r"data\.phases=\{mix: .* must be a list of phases: data\.phases=\[\{until: "),
         (["+model=mdlm_tiny", "data.validation=[]"], r"data\.validation=\[\] must map names to sources.* or be \{\} for none"),
         (["+model=mdlm_tiny", "~data.validation.web"], r"~data\.validation\.web removes what is not there; --cfg job shows the sources"),
         (["+model=mdlm_tiny", "~sed"], r"~sed removes what is not there; did you mean seed"),

@@ -80,3 +80,14 @@ def sampled_hash(path: Path) -> str:
             stream.seek(max(offset, 0))
             digest.update(stream.read(SAMPLED_BYTES))
     return digest.hexdigest()
+
+
+def write_once(path: Path, content: bytes) -> bool:
+    """Write a file whole; False where it is there already, with this content. UserError where it holds something else."""
+    if path.exists():
+        if path.is_file() and path.read_bytes() == content:
+            return False
+        raise UserError(f"{path} exists and holds something else; choose another output, or remove it")
+    with atomic_writer(path) as stream:
+        stream.write(content)
+    return True

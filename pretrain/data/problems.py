@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from pretrain.data.files import atomic_writer
 from pretrain.data.records import Malformed, parse, typed_record
 from pretrain.errors import UserError
 
@@ -78,14 +77,3 @@ def _problem(path: Path, number: int, line: bytes) -> Problem:
             f"line {number} of {path} {error}; give a file that launchers/prepare_data.py gsm8k or gsm_symbolic wrote (make one with: "
             f"python launchers/prepare_data.py gsm8k input={path} output=problems.jsonl)"
         ) from error
-
-
-def write_once(path: Path, content: bytes) -> bool:
-    """Write a file whole; False where it is there already, with this content. UserError where it holds something else."""
-    if path.exists():
-        if path.is_file() and path.read_bytes() == content:
-            return False
-        raise UserError(f"{path} exists and holds something else; choose another output, or remove it")
-    with atomic_writer(path) as stream:
-        stream.write(content)
-    return True

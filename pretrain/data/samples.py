@@ -180,13 +180,43 @@ class TrainingSamples:
         return digest.hexdigest()
 
 
-class ValidationSamples:
-    """Every window of every source, `draws` times in each of `parts` ways of noising; len() of them. The last window of a source is filled up
-    with padding.
+class ValidationOrder:
+    """Numbers of a validation: each of `items` things `draws` times, in each of `parts` ways of noising, one part after another.
 
     Each part is filled up with empty samples to whole micro-batches, so that no micro-batch mixes parts. t is stratified over the whole
     set by a keyed permutation, so that a sample's draw depends on neither batch size nor layout, and no part of the text is tied to a
     part of the time axis.
+    """
+
+    def __init__(self, items: int, *, draws: int, parts: int, micro_sequences: int, seed: int, key: str) -> None:
+        self._draws, self._parts, self._seed = draws, parts, seed
+        self._size = items * draws
+        self._block = self._size if parts == 1 else -(-self._size // micro_sequences) * micro_sequences
+        self._cells = Permutation(self._size, f"{seed}/{key}")
+
+    def __len__(self) -> int:
+        return self._block * self._parts
+
+    def items(self, count: int) -> np.ndarray:
+        """[count]: what each of the first `count` samples scores; -1 for one that only fills a batch."""
+        inner = np.arange(count) % self._block
+        return np.where((np.arange(count) < len(self)) & (inner < self._size), inner // self._draws, -1)
+
+    def draw(self, number: int) -> tuple[int | None, Noise]:
+        """Which thing sample `number` scores, and its noise; None for a sample that only fills a batch."""
+        part, inner = divmod(number, self._block)
+        share = 1 / self._parts
+        if part >= self._parts or inner >= self._size:
+            return None, Noise(self._seed, number, 0, 1, part=min(part, self._parts - 1), share=share)
+        noise = Noise(self._seed, part * self._size + inner, self._cells(inner), self._size, part=part, share=share)
+        return inner // self._draws, noise
+
+
+class ValidationSamples:
+    """Every window of every source, `draws` times in each of `parts` ways of noising; len() of them. The last window of a source is filled up
+    with padding.
+
+    Numbered by a ValidationOrder.
 
     UserError if there is nothing to score.
     """
@@ -199,34 +229,29 @@ class ValidationSamples:
         self._corrupt = corrupt
         self._length, self._span = batch.length, batch.length + lookahead
         self._document_masks = config.document_masks
-        self._draws, self._parts, self._seed = draws, parts, seed
         windows = [-(-max(corpus.tokens - lookahead, 0) // batch.length) for corpus in self._corpora]
         for corpus, count in zip(self._corpora, windows, strict=True):
             if count == 0:
                 raise UserError(f"validation source '{corpus.name}' ({corpus.folder}) has {corpus.tokens} token(s), nothing to score; add text to it")
         self._ends = list(accumulate(windows))
-        self._size = self._ends[-1] * draws
-        self._block = self._size if parts == 1 else -(-self._size // batch.micro_sequences) * batch.micro_sequences
-        self._cells = Permutation(self._size, f"{seed}/validation")
+        self._order = ValidationOrder(
+            self._ends[-1], draws=draws, parts=parts, micro_sequences=batch.micro_sequences, seed=seed, key="validation"
+        )
 
     def __len__(self) -> int:
-        return self._block * self._parts
+        return len(self._order)
 
     def sequences(self, count: int) -> np.ndarray:
         """[count]: the window that each of the first `count` samples scores; -1 for one that only fills a batch."""
-        inner = np.arange(count) % self._block
-        return np.where((np.arange(count) < len(self)) & (inner < self._size), inner // self._draws, -1)
+        return self._order.items(count)
 
     def sample(self, number: int) -> NumberedSample:
-        """Sample `number`: part number // block, then window and draw; an empty one with count 0 and number -1 where there is none."""
-        part, inner = divmod(number, self._block)
-        share = 1 / self._parts
-        if part >= self._parts or inner >= self._size:
+        """Sample `number`; an empty one with count 0 and number -1 where there is none."""
+        window, noise = self._order.draw(number)
+        if window is None:
             tokens = np.full(self._span, self._corpora[0].manifest.tokenizer.eos_id, np.int64)
-            noise = Noise(self._seed, number, 0, 1, part=min(part, self._parts - 1), share=share)
             return NumberedSample(-1, self._corrupt(tokens, np.full(self._span, -1, np.int32), noise))
-        noise = Noise(self._seed, part * self._size + inner, self._cells(inner), self._size, part=part, share=share)
-        return NumberedSample(number, self._corrupt(*self._window(inner // self._draws), noise))
+        return NumberedSample(number, self._corrupt(*self._window(window), noise))
 
     def _window(self, window: int) -> tuple[np.ndarray, np.ndarray]:
         source = next(i for i, end in enumerate(self._ends) if window < end)

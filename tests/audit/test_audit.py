@@ -81,6 +81,19 @@ def test_show_decodes_what_the_rank_handled(tmp_path: Path, name: str) -> None:
             assert_described(name, run, record)
 
 
+def test_a_step_that_was_not_trained_is_called_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = small_config(tmp_path, "ar", duration=DurationConfig(steps=6, stop_after=2))
+    run_distributed(handled, 1, config)
+    capsys.readouterr()
+    for step in (1, 2):
+        AuditedRun(config.directory, step).say_if_planned()
+    assert capsys.readouterr().err == ""
+    AuditedRun(config.directory, 3).say_if_planned()
+    said = capsys.readouterr().err
+    assert said.startswith("note: nothing shows that step 3 was trained: log and checkpoints of ")
+    assert said.endswith(" end at step 2; this is what it would read\n")
+
+
 def assert_described(name: str, run: AuditedRun, record: dict[str, Any]) -> None:
     """The words against the arrays."""
     address = run.samples.mixture.address(record["sample"])

@@ -10,12 +10,8 @@ checkpoint in memory, as DeepSpeed's own zero_to_fp32 and ds_to_universal hold w
 
 import argparse
 import dataclasses
-import multiprocessing as mp
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -35,15 +31,10 @@ from pretrain.data.config import DataConfig, SourceConfig  # noqa: E402
 from pretrain.objectives.config import ObjectiveConfig  # noqa: E402
 from pretrain.parallel.config import ParallelConfig  # noqa: E402
 from pretrain.run_config import BatchConfig, DurationConfig, RunConfig  # noqa: E402
+from tests.benchmarks.peak_memory import measured  # noqa: E402
 
 MIB = 2**20
 KEYS = ["fp32", "exp_avg", "exp_avg_sq", "ema"]
-
-
-def anonymous() -> int:
-    """Bytes of this process that no file backs."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
 
 
 def make(folder: Path, backbone: BackboneConfig, rows: int) -> tuple[int, int]:
@@ -70,24 +61,6 @@ def make(folder: Path, backbone: BackboneConfig, rows: int) -> tuple[int, int]:
     return max(sizes), sum(sizes)
 
 
-def measured(action: Callable[[], Path], results: "mp.Queue[tuple[int, float]]") -> None:
-    before, peak, running = anonymous(), [0], [True]
-
-    def watch() -> None:
-        while running[0]:
-            peak[0] = max(peak[0], anonymous())
-            time.sleep(0.002)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    started = time.monotonic()
-    action()
-    seconds = time.monotonic() - started
-    running[0] = False
-    watcher.join()
-    results.put((peak[0] - before, seconds))
-
-
 def universal(source: str, out: str) -> Path:
     return to_universal(UniversalConfig(checkpoint=source, output=out))
 
@@ -104,10 +77,6 @@ def weights(source: str, out: str) -> Path:
     return to_weights(WeightsConfig(checkpoint=source, output=out, weights="raw"))
 
 
-def task(action: Callable[[str, str], Path], source: str, out: str, results: "mp.Queue[tuple[int, float]]") -> None:
-    measured(lambda: action(source, out), results)
-
-
 def main() -> None:
     """Make a checkpoint, convert it, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -122,14 +91,9 @@ def main() -> None:
         staged = to_zero(ZeroConfig(source=str(folder / "made"), output=str(folder / "staged"), parallel=ParallelConfig(pipeline=2)))
         size = sum(path.stat().st_size for path in staged.rglob("*") if path.is_file())
         print(f"{total:,} parameters, checkpoint of {size / 1e6:,.0f} MB, largest tensor {4 * largest / MIB:,.0f} MiB")
-        context = mp.get_context("spawn")
         for name, action, source in (("universal", universal, "staged"), ("zero TP2 DP2", zero, "made"), ("zero ZeRO-3 DP4", zero3, "made"),
                                      ("weights", weights, "staged")):  # fmt: skip
-            results: mp.Queue[tuple[int, float]] = context.Queue()
-            process = context.Process(target=task, args=(action, str(folder / source), str(folder / name.replace(" ", "_")), results))
-            process.start()
-            peak, seconds = results.get(timeout=600)
-            process.join()
+            peak, seconds = measured(action, str(folder / source), str(folder / name.replace(" ", "_")))
             print(
                 f"{name}: peak {peak / MIB:,.0f} MiB = {peak / (4 * largest):.2f} x the largest tensor = {peak / size:.2f} x the checkpoint, "
                 f"{size / 1e6 / seconds:,.0f} MB of it a second"

@@ -45,3 +45,11 @@ def test_a_broken_manifest_stops_the_audit_before_it_reads(corpus: Corpus, tmp_p
     with pytest.raises(UserError, match="manifest.json is not JSON"):
         audit_corpora(AuditConfig(corpus=[str(corpus.folder), str(tmp_path)]))
     assert capsys.readouterr().err == ""
+
+
+def test_a_folder_of_several_sources_means_each_of_them(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("web", "code"):
+        shutil.copytree(corpus.folder, tmp_path / name)
+    audit_corpora(AuditConfig(corpus=str(tmp_path)))
+    said = capsys.readouterr().err
+    assert said.count("is as it was prepared") == 2 and f"{tmp_path}/code is" in said and f"{tmp_path}/web is" in said

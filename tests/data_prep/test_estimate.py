@@ -74,3 +74,15 @@ def test_large_files_are_entered_in_the_middle(tmp_path: Path, tokenizer: Tokeni
     for name, error in (("a.jsonl", 0.05), ("a.parquet", 0.5)):
         found = estimate_source(InputConfig(input="-"), tokenizer, find_inputs(str(tmp_path / name), tmp_path / "out"))
         assert abs(found.tokens / truth - 1) < error, name
+
+
+def test_unreadable_records_are_said_and_whether_they_would_stop_the_preparation(
+    tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [text(5, seed) for seed in range(90)])
+    source.write_bytes(source.read_bytes() + b"no JSON\n" * 10)
+    settings = {"input": str(source), "tokenizer": str(model_file), "output": str(tmp_path / "out"), "dry_run": True}
+    prepare(TokenizeConfig(**settings, max_bad_fraction=0.05))
+    assert "unreadable: 10 of 100 sampled records: more than max_bad_fraction=0.05, so the preparation would fail" in capsys.readouterr().err
+    prepare(TokenizeConfig(**settings, max_bad_fraction=0.2))
+    assert "unreadable: 10 of 100 sampled records\n" in capsys.readouterr().err

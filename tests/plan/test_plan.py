@@ -326,3 +326,13 @@ def test_the_memory_of_a_save_is_shown(capsys: pytest.CaptureFixture[str], monke
     assert "memory: snapshot" in capsys.readouterr().out
     show(make_plan(TINY, PlanConfig(ranks=2, vocabulary=1000, memory_gib=80)))
     assert "host memory to save from" in capsys.readouterr().out
+
+
+def test_text_of_another_tokenizer_is_found_before_the_start(tmp_path: Path) -> None:
+    config = prepared_run(tmp_path)
+    other = tmp_path / "tokenizer.json"
+    other.write_text(_hugging_face_tokenizer())
+    said = r"data\.train\.words\.path=.* was prepared with tokenizer small\.model .*tokenizer\.json is another .*set tokenizer="
+    with pytest.raises(UserError, match=said):
+        check_data(changed(config, tokenizer=str(other)))
+    check_data(config)

@@ -170,3 +170,12 @@ def test_launcher_from_another_directory(tmp_path: Path) -> None:
     assert len(records) == 2 and all(record["nfe"] <= 4 for record in records)
     wrong = subprocess.run([sys.executable, str(LAUNCHER), f"checkpoint={run}", "count=0"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert wrong.returncode == 64 and wrong.stderr.count("\n") == 1 and "count=0 must lie in" in wrong.stderr
+
+
+def test_earlier_samples_stay(tmp_path: Path) -> None:
+    run, _ = write_run(tmp_path, "ar", kind="llama")
+    for _ in range(3):
+        config = SamplingConfig(checkpoint=str(run), count=1)
+        model = open_sampled(run, None)
+        run_sampling(model, config, device=torch.device("cpu"), host_memory=lambda: 2.0**27)
+    assert {path.name for path in model.home.glob("samples*")} == {"samples.jsonl", "samples-2.jsonl", "samples-3.jsonl"}

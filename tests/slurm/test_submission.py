@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -14,10 +15,12 @@ from pretrain.cluster import slurm
 from pretrain.cluster.checks import check_submission, time_limit
 from pretrain.cluster.code_version import code_version, sources_hash
 from pretrain.cluster.script import Job, render
-from pretrain.cluster.submission import frozen_presets, refuse_living, submitted_jobs
+from pretrain.cluster.submission import Submission, fitting_batch, frozen_presets, refuse_living, submitted_jobs
 from pretrain.compose import CONFIGS, command_from, command_from_tree, resolved
 from pretrain.errors import UserError
+from pretrain.parallel.config import ParallelConfig
 from pretrain.presets import register
+from pretrain.run_config import BatchConfig
 from pretrain.submit_config import ClusterConfig, ContainerConfig, DrillConfig, SubmitConfig
 from tests.slurm.jobs import submit, words
 
@@ -173,3 +176,13 @@ def test_code_version_of_a_changed_checkout(tmp_path: Path) -> None:
 def test_help_names_every_task() -> None:
     done = subprocess.run([sys.executable, "launchers/slurm/submit.py", "--help"], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0 and all(text in done.stdout for text in ("drill", "preflight", "--dry-run", "cluster: h100, local")), done.stderr
+
+
+@pytest.mark.parametrize(("nodes", "split", "expected"), [(2, {}, 64), (16, {}, 128), (3, {"tensor": 4}, 60), (1, {"pipeline": 8}, 64)])
+def test_a_preflight_and_a_drill_fit_every_number_of_nodes(nodes: int, split: dict[str, int], expected: int) -> None:
+    """Micro-batches of 1, 1, 10 and 4 on 16, 128, 6 and 1 replicas of 8 ranks a node: the multiple that is nearest to 64."""
+    micro = {2: 1, 16: 1, 3: 10, 1: 4}[nodes]
+    run = SimpleNamespace(parallel=ParallelConfig(**split), batch=BatchConfig(global_sequences=64, micro_sequences=micro, length=8))
+    settings = SubmitConfig(nodes=nodes, cluster=ClusterConfig(gpus_per_node=8))
+    submission = Submission(command=SimpleNamespace(run=run), settings=settings, tree={})  # type: ignore[arg-type]
+    assert fitting_batch(submission) == {"global_sequences": expected}

@@ -300,8 +300,8 @@ def _has_trained(log: Path) -> bool:
 
 
 def _never_saved(run_dir: Path, work: list[str]) -> bool:
-    """Whether all that lies there is the log of steps that no checkpoint has ever followed."""
-    if not set(work) <= {LOG_NAME, CHECKPOINTS, "wandb", "hang"} or LOG_NAME not in work or _steps(run_dir / CHECKPOINTS):
+    """Whether all that lies there, besides no checkpoint, is the log of steps that none has ever followed."""
+    if not set(work) <= {LOG_NAME, CHECKPOINTS, "wandb", "hang"} or LOG_NAME not in work:
         return False
     try:
         return not any(record.get("event") in ("checkpoint", "resume") for record in read_log(run_dir / LOG_NAME))

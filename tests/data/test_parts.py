@@ -1,5 +1,6 @@
 """Objectives that noise parts of a batch in different ways: who is in which part, and that no micro-batch mixes them."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from pretrain.data.corpus import Corpus
 from pretrain.data.loader import Loader, build_validation_loader
 from pretrain.data.parts import part_of, part_sizes
-from pretrain.data.samples import NumberedSample, TrainingSamples, ValidationSamples
+from pretrain.data.samples import NumberedSample, TrainingSamples, ValidationOrder, ValidationSamples
 from pretrain.objectives.base import Corrupted
 from pretrain.parallel.noise import Noise
 from tests.data.examples import Batch, corrupt, data_config
@@ -97,3 +98,15 @@ def test_arrays_may_change_between_steps(loader: str) -> None:
         for micro in shard.micro_batches:
             assert ("weights" in micro.inputs) == (shard.step < 3) == (micro.inputs["ids"].dim() == 3)
             assert (micro.inputs["ids"].flatten(1)[:, 0].tolist()) == list(micro.sample_ids)
+
+
+def test_the_text_of_a_validation_is_not_tied_to_times() -> None:
+    """Cells of the time axis, in the order of the text: each once in a part, and unordered. The rank correlation of 600 shuffled pairs has a
+    standard deviation of 1 / sqrt(599)."""
+    order = ValidationOrder(200, draws=3, parts=2, micro_sequences=8, seed=5, key="validation")
+    drawn = [order.draw(number) for number in range(len(order))]
+    assert [item for item, _ in drawn] == [number // 3 for number in range(600)] * 2 == list(order.items(len(order)))
+    for part in (drawn[:600], drawn[600:]):
+        cells = [noise.position for _, noise in part]
+        assert sorted(cells) == list(range(600))
+        assert abs(np.corrcoef(cells, np.arange(600))[0, 1]) < 5 / math.sqrt(599)

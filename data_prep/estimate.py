@@ -146,7 +146,7 @@ def _sample(piece: Piece, wanted: Wanted, tokenizer: Tokenizer) -> Sample:
     records = read_records(piece, wanted)
     for record in islice(records, _RECORDS):
         sample.input_bytes, sample.records = record.position, sample.records + 1
-        sample.bad += record.text is None
+        sample.bad += record.text is None and not record.filtered
         if record.text is not None and record.text.strip():
             texts.append(record.text[:_CHARACTERS])
             characters += len(record.text)

@@ -86,3 +86,7 @@ def test_unreadable_records_are_said_and_whether_they_would_stop_the_preparation
     assert "unreadable: 10 of 100 sampled records: more than max_bad_fraction=0.05, so the preparation would fail" in capsys.readouterr().err
     prepare(TokenizeConfig(**settings, max_bad_fraction=0.2))
     assert "unreadable: 10 of 100 sampled records\n" in capsys.readouterr().err
+    filtered = tmp_path / "filtered.jsonl"
+    filtered.write_text("".join(json.dumps({"text": text(5, seed), "set": "ab"[seed % 2]}) + "\n" for seed in range(90)))
+    prepare(TokenizeConfig(**settings | {"input": str(filtered)}, drop={"set": "b"}))
+    assert "unreadable:" not in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Fine-tuning runs: killed and resumed bitwise, whole epochs, from any checkpoint to any layout, noised alike everywhere."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,13 +9,16 @@ import torch
 
 from finetune.problems import open_problems
 from pretrain.checkpoint.consolidate import consolidate
+from pretrain.convert.config import HubConfig
+from pretrain.convert.hub_export import export_to_hub
+from pretrain.data.problems import problem_lines
 from pretrain.engine.config import ScheduleConfig
 from pretrain.objectives.config import DuoConfig, EsoLMConfig, MDMPrimeConfig, ObjectiveConfig, RePlaidConfig
 from pretrain.parallel.config import ParallelConfig
 from pretrain.run_config import DurationConfig, RunConfig
 from tests.convert.test_initial import hub_of, newest
 from tests.distributed import run_distributed, run_until_killed
-from tests.small_run import noised_samples, sft_config, small_config, train
+from tests.small_run import noised_samples, sft_config, small_config, train, word_problems
 
 LATENT = RePlaidConfig(latent=8, schedule_hidden=32, prior_ramp_steps=4)
 METHODS = {
@@ -123,7 +127,33 @@ def test_noised_examples_are_bitwise_the_same_in_every_layout(tmp_path: Path, me
 def test_a_run_of_another_kind_is_not_continued(tmp_path: Path) -> None:
     config: RunConfig = sft_config(tmp_path, "mdlm")
     run_distributed(train, 1, config)
-    with pytest.raises(AssertionError, match="does not go on as it was"):
-        run_distributed(train, 1, sft_config(tmp_path, "mdlm", sft=replace(config.sft, train=config.sft.validation, validation=None)))  # type: ignore[arg-type]
+    (tmp_path / "others.jsonl").write_bytes(problem_lines(word_problems(200, 11)))
+    with pytest.raises(AssertionError, match="does not go on as it was .*others.jsonl now gives another text"):
+        run_distributed(train, 1, sft_config(tmp_path, "mdlm", sft=replace(config.sft, train=str(tmp_path / "others.jsonl"))))  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="belongs to another run .*sft.format.context: 48 -> absent"):
         run_distributed(train, 1, small_config(tmp_path, "mdlm", name="tuned", batch=config.batch))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mdlm", "replaid"])
+def test_the_export_of_a_fine_tuned_model_passes_its_gate_and_says_how_it_is_asked(tmp_path: Path, method: str) -> None:
+    config = sft_config(tmp_path, METHODS[method], duration=DurationConfig(steps=1, stop_after=1))
+    run_distributed(train, 1, config)
+    run_distributed(export, 1, str(config.directory), str(tmp_path / "hub"))
+    found, card = json.loads((tmp_path / "hub/config.json").read_text()), (tmp_path / "hub/README.md").read_text()
+    assert found["prompt_format"]["question"] == "Question: {question}\n" and found["prompt_format"]["context"] == 48
+    assert found.get("prompt_table", False) == (method == "replaid")
+    assert 'question: "Question: {question}\\n"' in card and "problems of sft.train (BLAKE2b)" in card
+    assert json.loads((tmp_path / "hub/gate.json").read_text())["passed"]
+    # From the export the network starts with the same weights, the table for prompts included.
+    again = replace(config, name="again", init_from=str(tmp_path / "hub"), schedule=STILL)
+    run_distributed(train, 1, again)
+    one, two = consolidate(newest(config)), consolidate(newest(again))
+    classes = {name: 321 for name in one if name.startswith(("head.", "embedding.weight", "embedding.prompt"))}
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(one[name][: classes.get(name)], two[name][: classes.get(name)], atol=1e-8, rtol=0)
+
+
+def export(checkpoint: str, output: str) -> None:
+    export_to_hub(HubConfig(checkpoint=checkpoint, output=output))

@@ -60,7 +60,7 @@ def _prompts(trained: TrainedModel) -> str:
     apart = " Each begins with BOS." if form.segment_bos else ""
     return (
         "## Prompts\n\nFine-tuned to answer word problems in this form, also in `prompt_format` of config.json. The prompt is the question's "
-        f"segment, the response the rationale's and the answer's; segments are tokenised apart, and an end-of-text token ends the response.{apart}\n\n"
+        f"segment, the response the rationale's and the answer's; segments are tokenised apart, and the response ends with end-of-text.{apart}\n\n"
         f"```\n{listed}\n```\n\n"
     )
 

@@ -28,6 +28,14 @@ def read_evaluation_problems(path: Path, key: str = "data") -> list[Problem]:
     return problems
 
 
+def first_problems(path: Path, count: int) -> list[Problem]:
+    """The problems that are shown as shots. Raises UserError where the file has fewer."""
+    problems = read_evaluation_problems(path, "shots_data")
+    if len(problems) < count:
+        raise UserError(f"shots={count} asks for more problems than the {len(problems)} of shots_data={path}; use shots={len(problems)}")
+    return problems[:count]
+
+
 def answer_number(problem: Problem) -> Fraction:
     """The number that a problem's answer is; the reader has made sure of it."""
     value = parse_quantity(problem.answer)

@@ -7,8 +7,8 @@ Shape suffixes: B sequences, L positions.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -103,21 +103,26 @@ class Decoder:
         return Answered(tuple(output), ended, len(output) + ended, masked, evaluations, seconds)
 
 
-def answers(decoder: Decoder, asked: Sequence[Asked], batch: int, *, two_stages: bool) -> Iterator[list[tuple[Asked, Answered]]]:
-    """Batch by batch. With two_stages, whoever has ended a rationale with room left is asked for the answer after it."""
+HasAnswer = Callable[[tuple[int, ...]], bool]
+"""Whether an output has come to an answer."""
+
+
+def answers(decoder: Decoder, asked: Sequence[Asked], batch: int, has_answer: HasAnswer | None) -> Iterator[list[tuple[Asked, Answered]]]:
+    """Batch by batch.
+
+    has_answer  of the two-example format: who has ended a rationale without an answer is asked for it after the rationale. (From left to right a
+                model may go on by itself: training shows it both the end and the answer after a rationale.) None: one stage.
+    """
     for group in decoder.batches(asked, batch):
         found = {one.item: answered for one, answered in zip(group, decoder.answer(group), strict=True)}
-        if two_stages:
-            _second_stage(decoder, group, batch, found)
+        if has_answer is not None:
+            _second_stage(decoder, [one for one in group if found[one.item].ended and not has_answer(found[one.item].output)], batch, found)
         yield [(one, found[one.item]) for one in group]
 
 
 def _second_stage(decoder: Decoder, group: Sequence[Asked], batch: int, found: dict[int, Answered]) -> None:
-    """Ask for the answers, and put them after the rationales in `found`. A rationale that leaves no room for an answer has not ended."""
-    later = [Asked(one.item, one.prompt + found[one.item].output, 1) for one in group if found[one.item].ended]
-    for one in later:
-        if len(one.prompt) >= decoder.context:
-            found[one.item] = replace(found[one.item], ended=False)
-    for second in decoder.batches([one for one in later if len(one.prompt) < decoder.context], batch):
+    """Ask for the answers, and put them after the rationales in `found`: where an EOS stood, there is room."""
+    later = [Asked(one.item, one.prompt + found[one.item].output, 1) for one in group]
+    for second in decoder.batches(later, batch):
         for one, answered in zip(second, decoder.answer(second), strict=True):
             found[one.item] = found[one.item].then(answered)

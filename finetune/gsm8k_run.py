@@ -13,8 +13,8 @@ import torch
 from finetune.format import SFTFormat
 from finetune.gsm8k_card import Throughput, card, write_card
 from finetune.gsm8k_config import LEFT_TO_RIGHT, GSM8KEvaluation
-from finetune.gsm8k_data import majority_baseline, read_evaluation_problems
-from finetune.gsm8k_decode import Asked, Decoder, answers
+from finetune.gsm8k_data import first_problems, majority_baseline, read_evaluation_problems
+from finetune.gsm8k_decode import Asked, Decoder, HasAnswer, answers
 from finetune.gsm8k_progress import EvaluationDisplay
 from finetune.gsm8k_prompts import PromptFormat, PromptMaker, prompt_format
 from finetune.gsm8k_samples import SampleFolder, record_of, settings_hash
@@ -70,7 +70,7 @@ def evaluate_gsm8k(
         records = [samples.records[item] for item in range(len(plan.problems))]
         found = report(records, plan.baseline, config.confidence)
         shown = write_disagreements(output, records)
-        throughput = _throughput(decoder, config, plan, device) if config.throughput_items else None
+        throughput = _throughput(decoder, model, config, plan, device) if config.throughput_items else None
         tree = card(
             model=_identity(model), settings=plan.settings, hash=samples.hash, files=_files(config), format_origin=plan.format.origin, report=found,
             throughput=throughput, batch=config.batch, device=_device_name(device), problems_in_file=plan.in_file,
@@ -90,7 +90,7 @@ def _plan(model: SampledModel, config: GSM8KEvaluation) -> _Plan:
     method = choose_method(sampling, model.objective)
     everything = read_evaluation_problems(Path(config.data))
     problems = everything[: config.items]
-    shots = read_evaluation_problems(Path(config.shots_data), "shots_data")[: config.shots] if config.shots_data else []
+    shots = first_problems(Path(config.shots_data), config.shots) if config.shots_data else []
     counted = read_evaluation_problems(Path(config.train), "train") if config.train else problems
     answer, accuracy = majority_baseline(problems, counted, config.confidence)
     maker = PromptMaker(format.format, model.codec, model.vocabulary.eos_id, shots)
@@ -155,8 +155,12 @@ def _decoder(model: SampledModel, config: GSM8KEvaluation, plan: _Plan, device: 
     )  # fmt: skip
 
 
-def _two_stages(plan: _Plan) -> bool:
-    return plan.format.format.examples == "two"
+def _has_answer(model: SampledModel, format: SFTFormat) -> HasAnswer | None:
+    """Of the two-example format: whether what stands before an answer is in an output."""
+    mark, size = format.answer.partition("{answer}")[0].strip(), model.vocabulary.tokenizer_size
+    if format.examples == "one":
+        return None
+    return lambda ids: bool(mark) and mark in model.codec.decode([[token for token in ids if token < size]])[0]
 
 
 def _answer(decoder: Decoder, model: SampledModel, config: GSM8KEvaluation, plan: _Plan, samples: SampleFolder) -> None:
@@ -175,7 +179,7 @@ def _answer(decoder: Decoder, model: SampledModel, config: GSM8KEvaluation, plan
             done[item] = False
     tokens = 0
     with EvaluationDisplay(len(plan.problems), len(done), sys.stderr) as display:
-        for batch in answers(decoder, asked, config.batch, two_stages=_two_stages(plan)):
+        for batch in answers(decoder, asked, config.batch, _has_answer(model, plan.format.format)):
             size = model.vocabulary.tokenizer_size  # a mask that is left has no text
             texts = model.codec.decode([[token for token in answered.output if 0 <= token < size] for _, answered in batch])
             for (one, answered), text in zip(batch, texts, strict=True):
@@ -187,14 +191,15 @@ def _answer(decoder: Decoder, model: SampledModel, config: GSM8KEvaluation, plan
             display.show(len(done), sum(done.values()), tokens)
 
 
-def _throughput(decoder: Decoder, config: GSM8KEvaluation, plan: _Plan, device: torch.device) -> Throughput | None:
+def _throughput(decoder: Decoder, model: SampledModel, config: GSM8KEvaluation, plan: _Plan, device: torch.device) -> Throughput | None:
     """The first problems once more, one at a time, after one that is not counted; None where no prompt fits."""
     fitting = [Asked(item, prompt) for item, prompt in enumerate(plan.prompts) if len(prompt) < decoder.context][: config.throughput_items]
     if not fitting:
         return None
-    list(answers(decoder, fitting[:1], 1, two_stages=_two_stages(plan)))
+    has_answer = _has_answer(model, plan.format.format)
+    list(answers(decoder, fitting[:1], 1, has_answer))
     start = time.perf_counter()
-    found = [answered for batch in answers(decoder, fitting, 1, two_stages=_two_stages(plan)) for _, answered in batch]
+    found = [answered for batch in answers(decoder, fitting, 1, has_answer) for _, answered in batch]
     seconds = time.perf_counter() - start
     return Throughput(
         items=len(found), tokens=sum(one.tokens for one in found), evaluations=sum(one.evaluations for one in found), seconds=seconds,

@@ -185,7 +185,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
 
 
 def _short(value: Any) -> str:
-    text = spelled(value)
+    text = spelled(value).replace("\n", "\\n")
     return text if len(text) <= 40 else f"{text[:37]}…"
 
 

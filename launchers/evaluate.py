@@ -11,7 +11,7 @@ from finetune.gsm8k_config import FORMAT_TEXTS, GSM8KEvaluation  # noqa: E402
 from pretrain.command_line import run_command  # noqa: E402
 from pretrain.compose import compose_arguments, resolved, typed  # noqa: E402
 from pretrain.evaluation.config import EvaluationConfig  # noqa: E402
-from pretrain.evaluation.tasks import choose_task  # noqa: E402
+from pretrain.evaluation.tasks import COMPOSED, DATA, choose_task  # noqa: E402
 from pretrain.sampling.config import quoted  # noqa: E402
 
 
@@ -27,7 +27,7 @@ def main() -> int:
 
 def gsm8k(tree: dict[str, Any]) -> None:
     """Answers to word problems."""
-    config = typed(GSM8KEvaluation, tree)
+    config = typed(GSM8KEvaluation, {DATA if key == COMPOSED else key: value for key, value in tree.items()})
     from finetune.gsm8k_run import evaluate_gsm8k  # torch takes seconds: not before the configuration holds
     from pretrain.convert.sampled import open_sampled
     from pretrain.plan.machine import available_memory

@@ -24,7 +24,8 @@ def show(plan: Plan) -> None:
         table.add_section()
     console = Console(highlight=False)
     console.print(table)
-    console.print(_readings(plan.readings))
+    if plan.readings:
+        console.print(_readings(plan.readings))
 
 
 def size(number: float) -> str:

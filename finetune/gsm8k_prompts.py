@@ -5,13 +5,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from finetune.format import SFTFormat
 from finetune.gsm8k_config import FormatConfig
 from pretrain.checkpoint.changes import read_config
 from pretrain.convert.hub_folder import CONFIG, is_hub_folder
 from pretrain.convert.sampled import read_json
 from pretrain.data.problems import Problem
 from pretrain.data.records import Malformed, typed_record
+from pretrain.data.sft_format import SFTFormat
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 from pretrain.sampling.model import Codec

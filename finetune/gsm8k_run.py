@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from finetune.format import SFTFormat
 from finetune.gsm8k_card import Throughput, card, write_card
 from finetune.gsm8k_config import LEFT_TO_RIGHT, GSM8KEvaluation
 from finetune.gsm8k_data import first_problems, majority_baseline, read_evaluation_problems
@@ -22,6 +21,7 @@ from finetune.gsm8k_scores import Baseline, Report, report, write_disagreements
 from pretrain.checkpoint.layout import MANIFEST
 from pretrain.data.files import file_hash
 from pretrain.data.problems import Problem
+from pretrain.data.sft_format import SFTFormat
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.hf_model.sampling_draw import TokenLaw
 from pretrain.hf_model.sampling_methods import Method
@@ -139,6 +139,8 @@ def _notes(model: SampledModel, config: GSM8KEvaluation, plan: _Plan) -> list[st
     if long := sum(len(prompt) >= context for prompt in plan.prompts):
         lost = f"{long} of {len(plan.prompts)} prompts leave no room in context={context} and count as wrong"
         found.append(f"{lost}; a larger format.context= fits them")
+    if plan.format.format.padding == "unscored" and model.objective not in ("ar", "esolm"):
+        found.append("the model was fine-tuned with format.padding=unscored, so it never saw a response of unknown length, as it is asked for here")
     if model.objective == "replaid" and config.sampler == LEFT_TO_RIGHT:
         found.append("RePlaid's process has no order, and training never showed a half-known response; sampler=ddpm is its own")
     return found

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from finetune.format import SFTFormat
 from finetune.gsm8k_config import FormatConfig, GSM8KEvaluation
 from finetune.gsm8k_data import majority_baseline, read_evaluation_problems
 from finetune.gsm8k_progress import EvaluationDisplay
 from finetune.gsm8k_prompts import PromptMaker, prompt_format
 from finetune.gsm8k_run import checkpoint_hash
 from pretrain.data.problems import Problem, problem_lines
+from pretrain.data.sft_format import SFTFormat
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 from tests.finetune.scripted import Letters, scripted_model

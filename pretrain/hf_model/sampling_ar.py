@@ -43,13 +43,14 @@ def continue_texts(network: CausalDenoiser, canvas_BL: Tensor, request: Request)
     cache = network.new_cache(int((known_B < length).sum()), length)
     for turn in range(length - int(known_B[0])):
         running = int((known_B + turn < length).sum())
-        if not bool(open_B[:running].any()):
+        drawing = running if request.end is None else int(open_B[:running].sum())  # asks a device only where that can change
+        if not drawing:
             break
         place_R = (known_B[:running] + turn).to(device)
         features_RD = _last_features(network, cache, ids_BL, known_B[:running], turn)
         token_R = request.law.draw(network.logits(features_RD), uniform_BL[:running, turn])
         evaluations_B[:running] += open_B[:running]
-        request.progress(int(open_B[:running].sum()))
+        request.progress(drawing)
         ids_BL[torch.arange(running, device=device), place_R] = torch.where(open_B[:running], token_R, request.end or 0)
         if request.end is not None:
             open_B[:running] &= token_R != request.end

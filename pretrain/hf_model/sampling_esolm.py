@@ -79,7 +79,7 @@ def _generate(network: CausalDenoiser, ids_BL: Tensor, reveals: Reveals, request
     open_B, evaluations_B = torch.ones(batch, dtype=torch.bool, device=device), torch.zeros(batch, dtype=torch.long, device=device)
     for turn in range(int(turns_B.max())):
         running = int((turns_B > turn).sum())
-        if not bool(open_B[:running].any()):
+        if end is not None and not bool(open_B[:running].any()):
             break
         evaluations_B[:running] += open_B[:running]
         index_RQ, drawn_RQ = _windows(known_BT[:running], turn, length)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import hydra
@@ -184,7 +185,8 @@ def known_keys(kind: type, prefix: str = "") -> list[str]:
 
 def _section(hint: Any) -> type | None:
     """The dataclass that a field holds, maybe or always."""
-    found = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and is_dataclass(part)]
+    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    found = [part for part in parts if isinstance(part, type) and is_dataclass(part)]
     return found[0] if found else None
 
 

@@ -2,7 +2,7 @@
 
 Shape suffixes: L positions of an example, lookahead included where the objective needs it; N examples; T tokens of all of them.
 
-A row has three arrays, and `corrupt(tokens_L, documents_L, prompt_L, noise)` makes a noised sample of them:
+A row has three arrays, and `corrupt(tokens_L, documents_L, noise, prompt=prompt_L)` makes a noised sample of them:
   tokens_L     prompt, response, EOS, and EOS up to the end.
   documents_L  0 where there is text; -1 where nothing is noised, scored or counted: padding that is not scored, and the lookahead.
   prompt_L     text that is visible to every position, and neither noised nor scored.
@@ -14,26 +14,33 @@ of count 0 stand between. The next epoch starts with the next step.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
 
-from finetune.format import SFTFormat
 from pretrain.data.parts import part_of, part_sizes
 from pretrain.data.permutation import Permutation
+from pretrain.data.phases import Phase
 from pretrain.data.problems import Problem
 from pretrain.data.samples import BatchSizes, CorruptedSample, NumberedSample, ValidationOrder
+from pretrain.data.sft_format import SFTFormat
+from pretrain.data.skips import Skips
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 from pretrain.parallel.noise import Noise
 
 _BATCH = 1024
 
-SFTCorrupt = Callable[[np.ndarray, np.ndarray, np.ndarray, Noise], CorruptedSample]
-"""(tokens int64 [L], documents int32 [L], prompt bool [L], noise) -> the noised sample."""
+class SFTCorrupt(Protocol):
+    """Objective.corrupt for training or for evaluation."""
+
+    def __call__(self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, prompt: np.ndarray | None) -> CorruptedSample:
+        """tokens int64 [L], documents int32 [L], prompt bool [L] -> the noised sample."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,10 @@ class SFTExamples:
 
 
 class SFTSamples:
-    """The training order. Sample `number` is position number % G of step number // G, with G = batch.global_sequences.
+    """The training order. Sample `number` is position number % G of the stream's step number // G, with G = batch.global_sequences.
+
+    Optimizer step s reads the stream's step `skips.data_step(s)`, which is s itself until a rewind leaves examples out; a run is as long
+    all the same, and reads as many of a further epoch.
 
     lookahead  tokens that the objective needs beyond the L inputs (AR: 1).
     parts      shares of the global batch that the objective noises in different ways.
@@ -146,13 +156,16 @@ class SFTSamples:
         lookahead: int,
         seed: int,
         parts: tuple[float, ...] = (1.0,),
+        described: str = "",
     ) -> None:
+        """described: what a log says of the examples."""
         examples.require_length(batch)
         self.examples = examples
         self._corrupt, self._lookahead, self._seed = corrupt, lookahead, seed
         self._global_sequences = batch.global_sequences
         self._parts = part_sizes(parts, batch.global_sequences)
         self._order = lru_cache(maxsize=2)(self._new_order)
+        self.skips, self.phases, self.description = Skips(), (), described
         self.steps_per_epoch = -(-len(examples) // batch.global_sequences)
 
     def steps(self, epochs: int) -> int:
@@ -176,24 +189,40 @@ class SFTSamples:
         """The noised sample with this number; an empty one with count 0 and number -1 where the epoch has no more examples."""
         example, noise = self.example(number), self._noise(number)
         row = self.examples.row(example, self._lookahead) if example >= 0 else self.examples.empty_row(self._lookahead)
-        return NumberedSample(number if example >= 0 else -1, self._corrupt(row.tokens_L, row.documents_L, row.prompt_L, noise))
+        return NumberedSample(number if example >= 0 else -1, self._corrupt(row.tokens_L, row.documents_L, noise, prompt=row.prompt_L))
+
+    def follow(self, phases: Sequence[Phase]) -> None:
+        """There are no phases to follow: every epoch reads every example."""
+
+    def numbers(self, step: int) -> range:
+        """The samples that optimizer step `step` sees, in the order of the global batch."""
+        first = self.skips.data_step(step) * self._global_sequences
+        return range(first, first + self._global_sequences)
+
+    def origin_of(self, number: int) -> str:
+        """The example that a sample is, by the number of its problem in the file."""
+        example = self.example(number)
+        return "no example" if example < 0 else f"problem {self.examples.problems_N[example] + 1} of the file"
 
     def fingerprint(self, step: int) -> str:
         """Hash of the examples of a step, for the resume card: equal where a resumed run sees the same data."""
         digest = hashlib.blake2b(digest_size=8)
-        for number in range(step * self._global_sequences, (step + 1) * self._global_sequences):
+        for number in self.numbers(step):
             example = self.example(number)
-            digest.update(f"{example}/".encode() + (self.examples.row(example, 0).tokens_L.tobytes() if example >= 0 else b""))
+            digest.update(f"{example}/".encode())
+            if example >= 0:
+                row = self.examples.row(example, 0)
+                digest.update(row.tokens_L.tobytes() + row.documents_L.tobytes() + row.prompt_L.tobytes())
         return digest.hexdigest()
 
     def _new_order(self, epoch: int) -> Permutation:
         return Permutation(len(self.examples), f"{self._seed}/sft/epoch/{epoch}")
 
     def _noise(self, number: int) -> Noise:
-        step, position = divmod(number, self._global_sequences)
+        data_step, position = divmod(number, self._global_sequences)
         part, place = part_of(position, self._parts)
         size = self._parts[part]
-        return Noise(self._seed, number, place, size, part=part, share=size / self._global_sequences, step=step)
+        return Noise(self._seed, number, place, size, part=part, share=size / self._global_sequences, step=self.skips.step_of(data_step))
 
 
 class SFTValidationSamples:
@@ -223,7 +252,7 @@ class SFTValidationSamples:
         """Sample `number`; an empty one with count 0 and number -1 where there is none."""
         example, noise = self._order.draw(number)
         row = self.examples.empty_row(self._lookahead) if example is None else self.examples.row(example, self._lookahead)
-        return NumberedSample(-1 if example is None else number, self._corrupt(row.tokens_L, row.documents_L, row.prompt_L, noise))
+        return NumberedSample(-1 if example is None else number, self._corrupt(row.tokens_L, row.documents_L, noise, prompt=row.prompt_L))
 
 
 def _encoded(problems: Iterable[Problem], tokenizer: Tokenizer, format: SFTFormat) -> Iterator[tuple[int, list[int], list[int]]]:

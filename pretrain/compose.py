@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import hydra
 import yaml
@@ -182,10 +182,16 @@ def known_keys(kind: type, prefix: str = "") -> list[str]:
         if item.metadata.get("derived"):
             continue
         keys.append(_join(prefix, item.name))
-        hint = get_type_hints(kind)[item.name]
-        if isinstance(hint, type) and is_dataclass(hint):
-            keys += known_keys(hint, keys[-1])
+        section = _section(get_type_hints(kind)[item.name])
+        if section is not None:
+            keys += known_keys(section, keys[-1])
     return keys
+
+
+def _section(hint: Any) -> type | None:
+    """The dataclass that a field holds, maybe or always."""
+    found = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and is_dataclass(part)]
+    return found[0] if found else None
 
 
 def _config_dir(arguments: list[str]) -> Path | None:
@@ -231,9 +237,9 @@ def _defaults(kind: type, prefix: str) -> dict[str, Any]:
     """Dotted key -> default of every field of a configuration dataclass that has one."""
     found: dict[str, Any] = {}
     for item in fields(kind):
-        hint, key = get_type_hints(kind)[item.name], _join(prefix, item.name)
-        if isinstance(hint, type) and is_dataclass(hint):
-            found |= _defaults(hint, key)
+        section, key = _section(get_type_hints(kind)[item.name]), _join(prefix, item.name)
+        if section is not None:
+            found |= _defaults(section, key)
         elif item.default is not MISSING:
             found[key] = item.default
     return found
@@ -251,7 +257,9 @@ def _hydra_sentence(error: Exception, config_name: str) -> str:
         return unreadable(str(error.override))
     if match := re.match(r"Could not override '([^']+)'", text):
         key = match.group(1).partition("@")[0]
-        if key == "model" and config_name in ("pretrain", "submit"):
+        if key.startswith("sft.") and config_name != "finetune":
+            return f"{key} belongs to launchers/finetune.py; this is another command"
+        if key == "model" and config_name in ("pretrain", "submit", "finetune"):
             return "write +model=PRESET with a plus sign: no preset is loaded by default"
         if re.match(r"data\.(train|validation)\.", key):
             return f"{key} is not in the preset: write +{key}=… to add it"

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pretrain.data.batch import BatchShard
-from pretrain.data.samples import TrainingSamples
+from pretrain.data.samples import TrainingStream
 from pretrain.engine.diagnosis import diagnose
 from pretrain.engine.replicas import ReplicaCheck
 from pretrain.engine.statistics import StepResult
@@ -37,7 +37,7 @@ class Verdict:
 class Guard:
     """The policies of one run. say: an event of the log (step, kind, message); advice: what a user can do about a divergence."""
 
-    def __init__(self, config: GuardConfig, engine: Engine, samples: TrainingSamples, say: Callable[[int, str, str], None], advice: str) -> None:
+    def __init__(self, config: GuardConfig, engine: Engine, samples: TrainingStream, say: Callable[[int, str, str], None], advice: str) -> None:
         self._config, self._engine, self._samples, self._say, self._advice = config, engine, samples, say, advice
         self._spikes = None if config.spike == "off" else SpikeDetector(threshold=config.spike_threshold, warmup=config.spike_warmup)
         self._replicas = ReplicaCheck(engine.module, engine.objective.modules(), engine.groups, engine.device)
@@ -104,11 +104,7 @@ class Guard:
 
     def _documents(self, numbers: tuple[int, ...]) -> str:
         """Samples with the documents that they were cut from."""
-        found = []
-        for number in numbers[:_SHOWN]:
-            address, touched = self._samples.documents_of(number)
-            shards = ", ".join(f"{shard} documents {first} to {last}" for shard, first, last in touched)
-            found.append(f"{number} ({address.source}: {shards})")
+        found = [f"{number} ({self._samples.origin_of(number)})" for number in numbers[:_SHOWN]]
         rest = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
         return f", in {'sample' if len(numbers) == 1 else 'samples'} {', '.join(found)}{rest}" if found else ""
 

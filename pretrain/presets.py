@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 
+from pretrain.data.sft_config import SFTConfig
 from pretrain.launch_config import VERIFY_KEYS, PlanConfig
 from pretrain.run_config import RunConfig
 from pretrain.submit_config import SubmitConfig
@@ -96,6 +97,7 @@ def register() -> None:
     store = ConfigStore.instance()
     commands = {"plan": defaults_tree(PlanConfig), "check": False, "selftest": False, "selftest_steps": None} | dict.fromkeys(VERIFY_KEYS)
     store.store(name="run_defaults", node=defaults_tree(RunConfig) | commands, package="_global_")
+    store.store(name="sft_defaults", node={"sft": defaults_tree(SFTConfig)}, package="_global_")
     store.store(name="submit_defaults", node=defaults_tree(SubmitConfig), package="_global_")
     for objective in LADDER_OBJECTIVES:
         for size in LADDER:

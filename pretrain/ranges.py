@@ -55,6 +55,9 @@ RANGES: dict[str, Range] = {
     "data.max_epochs": (lambda x: x > 0, "be above 0; use for example 4, or null for any number"),
     "data.workers": (lambda n: 1 <= n <= 64, "lie in [1, 64], since each is a thread of every rank; use 1"),
     "data.prefetch": (lambda n: 1 <= n <= 64, "lie in [1, 64], since each is a global batch held in memory; use 2"),
+    "sft.train": _TEXT,
+    "sft.validation": _TEXT,
+    "sft.epochs": _up_to(10_000),
     "batch.global_sequences": _up_to(2**24),
     "batch.micro_sequences": _up_to(2**24),
     "batch.length": _up_to(2**24),
@@ -108,7 +111,7 @@ def check_ranges(config: RunConfig) -> None:
         if isinstance(value, float) and key.startswith(_IN_FP32) and value and not FP32_SMALLEST <= abs(value) <= FP32_LARGEST:
             becomes = "0" if abs(value) < FP32_SMALLEST else "infinite"
             raise UserError(f"{key}={value:g} must lie between {FP32_SMALLEST} and {FP32_LARGEST}: in fp32, where it is used, it is {becomes}")
-    if not config.data.train:
+    if config.sft is None and not config.data.train:
         raise UserError("data.train names no source: choose one with data=…, or add one with +data.train.NAME.path=FOLDER")
     for part in ("train", "validation"):
         for name, source in getattr(config.data, part).items():

@@ -49,7 +49,8 @@ def resolve(config: RunConfig, *, world_size: int, model_size: int) -> Derived:
     data_parallel = world_size // config.parallel.model_ranks
     tokens_per_step = config.batch.global_sequences * config.batch.length
     steps = _steps(config, model_size, tokens_per_step)
-    check_phases(config.data, tokens_per_step=tokens_per_step, steps=steps)
+    if config.sft is None:
+        check_phases(config.data, tokens_per_step=tokens_per_step, steps=steps)
     warmup = _check_schedule(config, steps)
     return Derived(
         world_size=world_size,
@@ -140,6 +141,12 @@ def _check_backbone(config: RunConfig) -> None:
 def _check_objective(config: RunConfig) -> None:
     objective = config.objective
     check_objective(objective)
+    if config.sft is None and objective.name == "replaid" and objective.replaid.prompt_embedding:
+        raise UserError("objective.replaid.prompt_embedding=true is for fine-tuning, whose examples have prompts; leave it out")
+    if config.sft is not None and config.data.random_length_probability:
+        raise UserError(
+            f"data.random_length_probability={config.data.random_length_probability} cuts pretraining text, and examples stay whole; leave it out"
+        )
     if objective.name != "ar":
         return
     if config.data.random_length_probability:

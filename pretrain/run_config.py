@@ -9,6 +9,7 @@ from typing import Literal
 
 from pretrain.backbones.config import BackboneConfig, InputConfig
 from pretrain.data.config import DataConfig
+from pretrain.data.sft_config import SFTConfig
 from pretrain.engine.config import OptimizerConfig, PrecisionConfig, ScheduleConfig
 from pretrain.objectives.config import ObjectiveConfig
 from pretrain.parallel.config import ParallelConfig
@@ -67,7 +68,7 @@ def input_config(objective: ObjectiveConfig) -> InputConfig:
         prime = objective.mdm_prime
         return InputConfig(kind="digits", base=prime.base, digits=prime.digits, join=prime.join)
     if objective.name == "replaid":
-        return InputConfig(kind="latents", latent=objective.replaid.latent)
+        return InputConfig(kind="latents", latent=objective.replaid.latent, prompt=objective.replaid.prompt_embedding)
     return InputConfig()
 
 
@@ -80,6 +81,7 @@ class RunConfig:
                steps to come depend on have changed (checkpoint.changes says which those are); fresh: move what is there aside and start over.
     init_from    where a run takes its first weights from: another run's directory or checkpoint, of any layout, or a folder that `transformers`
                  loads (convert.origin); None: drawn from the seed. The run starts at step 0 all the same. Its own checkpoints come first.
+    sft            what a fine-tuning run reads in place of data.train (launchers/finetune.py); None: the run pretrains.
     init_moments   take AdamW's moments too, where that checkpoint has them; otherwise they start from zero.
     """
 
@@ -103,6 +105,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
+    sft: SFTConfig | None = None
 
     def __post_init__(self) -> None:
         """What the network reads follows from the objective."""

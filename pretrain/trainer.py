@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import partial
 
 import yaml
@@ -27,7 +28,7 @@ from pretrain.convert.initial import require_own, start_from
 from pretrain.data.batch import BatchShard
 from pretrain.data.loader import Loader, build_loader
 from pretrain.data.phases import to_record
-from pretrain.data.samples import TrainingSamples, ValidationSamples
+from pretrain.data.samples import HeldOutSamples, TrainingStream
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.engine.safe_files import require_safe
 from pretrain.engine.schedule import learning_rate
@@ -56,12 +57,16 @@ POLL_SECONDS = 0.5
 """While a rank waits for data, it looks so often whether it shall stop."""
 
 
-def run(config: RunConfig) -> int:
+SamplesBuilder = Callable[[RunConfig, Objective, Tokenizer, tuple[int, int]], tuple[TrainingStream, HeldOutSamples | None]]
+"""(run, objective, tokenizer, this process's share of what has to be verified) -> what is trained on, and the held-out set if there is one."""
+
+
+def run(config: RunConfig, build: SamplesBuilder = build_samples) -> int:
     """Train, or continue, the run that the configuration describes; the exit code: 0 when it reached its last step."""
     hang = config.telemetry.hang_seconds  # the watchdog must speak before the collectives themselves give up
     groups = parallel_groups.initialize(config.parallel, seed=config.seed, timeout_minutes=max(30.0, hang / 30))
     try:
-        trainer = Trainer(config, groups)
+        trainer = Trainer(config, groups, build)
         try:
             reason = trainer.fit()
         finally:
@@ -75,7 +80,7 @@ def run(config: RunConfig) -> int:
 class Trainer:
     """A run on this rank. step: optimizer steps done."""
 
-    def __init__(self, config: RunConfig, groups: Groups) -> None:
+    def __init__(self, config: RunConfig, groups: Groups, build: SamplesBuilder = build_samples) -> None:
         self.config, self.groups, self.device = config, groups, platform.device()
         self.requests, self.step = preemption.current(), 0
         self.reason: str | None = None
@@ -86,8 +91,8 @@ class Trainer:
         self.objective: Objective = build_objective(config.objective, vocabulary)
         self.peers = Peers.world()
         # Each rank verifies its share of what its machine sees, and all leave where one finds damage.
-        built: list[tuple[TrainingSamples, ValidationSamples | None]] = []
-        self.peers.everyone(lambda: built.append(build_samples(config, self.objective, tokenizer, share=platform.machine_share())))
+        built: list[tuple[TrainingStream, HeldOutSamples | None]] = []
+        self.peers.everyone(lambda: built.append(build(config, self.objective, tokenizer, platform.machine_share())))
         self.samples, self.held_out = built[0]
         self.lock = lock_run(config.directory, self.peers)
         try:
@@ -123,7 +128,9 @@ class Trainer:
         if card:
             self._restore(card)
             self.guard.load(extras.get(GUARD, {}))
-        elif config.init_from is not None:
+        elif self.samples.description:
+            self.log.event(0, "data", self.samples.description)
+        if not card and config.init_from is not None:
             self.log.event(0, "start", start_from(config, self.engine, self.objective, peers))
 
     def _build_watch(self) -> None:
@@ -315,7 +322,7 @@ class Trainer:
             rows=self.objective.vocabulary.padded_size,
             versions=versions(),
             extras={
-                MEANT: self.meant, PHASES: to_record(self.samples.mixture.phases), SKIPS: self.samples.skips.entries,
+                MEANT: self.meant, PHASES: to_record(self.samples.phases), SKIPS: self.samples.skips.entries,
                 RATES_AHEAD: self._rates([step, (step + last) // 2, last]), GUARD: self.guard.state(), OWED: self.owed,
             },
             milestone=self._milestone(step),
@@ -329,7 +336,8 @@ class Trainer:
     def _resume_card(self, checkpoint: Checkpoint) -> ResumeCard:
         then = checkpoint.state
         found = changes(read_config(checkpoint.folder), redacted(dataclasses.asdict(self.config)), then.extras.get(MEANT, {}), self.meant)
-        if not any(change.freedom is Freedom.FIXED for change in found):  # another run, which the card refuses, has other phases
+        another = any(change.freedom is Freedom.FIXED for change in found)  # which the card refuses
+        if self.samples.phases and not another:
             self.samples.follow(phases_from(self.config, checkpoint.folder, then))
         return ResumeCard(
             checkpoint=checkpoint.folder,
@@ -351,7 +359,7 @@ class Trainer:
         self._load(card)
         found = all("exp_avg" in self.engine.base_optimizer.state[flat] for flat in self.engine.flat_partitions())
         self.log.event(card.then.step, "resume", dataclasses.replace(card, optimizer_found=found).render())
-        before, now = recorded_phases(card.checkpoint, card.then), list(self.samples.mixture.phases)
+        before, now = recorded_phases(card.checkpoint, card.then), list(self.samples.phases)
         if changed := switch(before, now, card.then.samples, self.config.batch.length):
             self.log.event(card.then.step, "data", changed)
 

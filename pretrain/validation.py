@@ -7,14 +7,14 @@ import numpy as np
 import torch
 
 from pretrain.data.loader import build_validation_loader
-from pretrain.data.samples import ValidationSamples
+from pretrain.data.samples import HeldOutSamples
 from pretrain.engine.zero import Engine
 from pretrain.evaluation.likelihood import LikelihoodResult, estimate_likelihood
 from pretrain.run_config import RunConfig
 
 
 def validate(
-    engine: Engine, held_out: ValidationSamples, config: RunConfig, device: torch.device, go_on: Callable[[tuple[int, ...]], bool]
+    engine: Engine, held_out: HeldOutSamples, config: RunConfig, device: torch.device, go_on: Callable[[tuple[int, ...]], bool]
 ) -> LikelihoodResult | None:
     """The likelihood of the whole set. `go_on` is called on every rank before each batch, with its samples; None: it answered no."""
     nats, counts = [], []

@@ -51,6 +51,8 @@ class AuditedRun:
         self.saved = later[0] if later else None
         self.source = later[0].folder if later else self.folder
         self.config: RunConfig = typed(RunConfig, read_config(self.source))
+        if self.config.sft is not None:
+            raise UserError(f"{path} is a fine-tuning run, which reads problems and no documents; name a run of launchers/pretrain.py")
         self.tokenizer = Tokenizer(self.config.tokenizer)
         self.vocabulary = run_vocabulary(self.config, self.tokenizer)
         self.objective: Objective = build_objective(self.config.objective, self.vocabulary)

@@ -11,6 +11,7 @@ class InputConfig:
     kind          tokens: ids of the vocabulary. digits: the sub-tokens of each id. latents: vectors of `latent` numbers, an estimate of their
                   clean values, and the noise level.
     base, digits  digits: each id is `digits` digits of this base, or the masked digit (`base` itself).
+    prompt        latents: whether prompts are read from a table of their own, with a row of width D per id of the vocabulary.
     join          digits: how their embeddings make one of width D. concat_shared: one table of width D // digits, concatenated (and padded
                   with zeros to D); concat: the same with a table per digit; sum: a table of width D per digit, added.
     """
@@ -20,6 +21,7 @@ class InputConfig:
     digits: int = 1
     join: Literal["concat_shared", "concat", "sum"] = "concat_shared"
     latent: int = 1
+    prompt: bool = False
 
     def digit_table(self, hidden: int) -> tuple[int, int]:
         """Rows and width of the digits' table."""

@@ -79,14 +79,20 @@ class DigitInput(_Replicated):
 
 
 class LatentInput(_Replicated):
-    """W_z z + W_e e + W_gamma [sin, cos](gamma f) (Plaid; RePlaid's appendix S), in fp32: the last two start at zero."""
+    """W_z z + W_e e + W_gamma [sin, cos](gamma f) (Plaid; RePlaid's appendix S), in fp32: the last two start at zero.
 
-    def __init__(self, config: TransformerConfig, backbone: BackboneConfig) -> None:
+    Positions of a prompt read a row of a table instead, where the backbone has one (the same appendix, "Separate prompt embedding table").
+    """
+
+    def __init__(self, config: TransformerConfig, backbone: BackboneConfig, rows: int) -> None:
         super().__init__(config)
         dtype, width = config.params_dtype, backbone.inputs.latent
         self.latent = nn.Linear(width, backbone.hidden, bias=False, dtype=dtype)
         self.estimate = nn.Linear(width, backbone.hidden, bias=False, dtype=dtype)
         self.gamma = nn.Linear(GAMMA_FEATURES, backbone.hidden, bias=False, dtype=dtype)
+        self.prompt = None
+        if backbone.inputs.prompt:  # whole sequences on every rank, as the latents are
+            self.prompt = VocabParallelEmbedding(rows, backbone.hidden, reduce_scatter_embeddings=False, init_method=nn.init.zeros_, config=config)
 
     def forward(self, inputs: NetworkInput) -> Tensor:
         """[L, B, D]; this rank's part of L under sequence parallelism."""
@@ -94,14 +100,19 @@ class LatentInput(_Replicated):
         hidden_BLD = F.linear(inputs.latents_BLE.float(), self.latent.weight.float())
         hidden_BLD = hidden_BLD + F.linear(inputs.estimate_BLE.float(), self.estimate.weight.float())
         features_BF = gamma_features(inputs.conditioning_B)
-        return self._laid(hidden_BLD + F.linear(features_BF, self.gamma.weight.float())[:, None])
+        hidden_BLD = hidden_BLD + F.linear(features_BF, self.gamma.weight.float())[:, None]
+        if self.prompt is not None:
+            assert inputs.given_BL is not None and inputs.ids_BL is not None
+            rows_BLD = self.prompt(inputs.ids_BL)
+            hidden_BLD = torch.where(inputs.given_BL.unsqueeze(-1), rows_BLD.to(hidden_BLD.dtype), hidden_BLD)
+        return self._laid(hidden_BLD)
 
 
 def build_input(config: TransformerConfig, backbone: BackboneConfig, rows: int) -> nn.Module:
     """The input module that the objective's inputs need."""
     if backbone.inputs.kind == "tokens":
         return TokenInput(config, backbone, rows)
-    return DigitInput(config, backbone) if backbone.inputs.kind == "digits" else LatentInput(config, backbone)
+    return DigitInput(config, backbone) if backbone.inputs.kind == "digits" else LatentInput(config, backbone, rows)
 
 
 def digit_embedding(table: Tensor, digits_BLJ: Tensor, inputs: InputConfig, hidden: int) -> Tensor:

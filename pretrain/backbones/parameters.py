@@ -31,7 +31,8 @@ def _input_parameters(config: BackboneConfig, rows: int, *, init: Initializer, s
     if inputs.kind == "digits":
         return {"embedding.weight": ParameterSpec(shape=inputs.digit_table(d), stage="first", init=init, scale=scale)}
     latent = 1 / math.sqrt(inputs.latent)
-    return {
+    prompt = {"embedding.prompt.weight": ParameterSpec(shape=(rows, d), axis=0, stage="first", init=init, scale=scale)} if inputs.prompt else {}
+    return prompt | {
         "embedding.latent.weight": ParameterSpec(shape=(d, inputs.latent), stage="first", scale=latent, matrix=True),
         "embedding.estimate.weight": ParameterSpec(shape=(d, inputs.latent), stage="first", init="zeros", matrix=True),
         "embedding.gamma.weight": ParameterSpec(shape=(d, GAMMA_FEATURES), stage="first", init="zeros", matrix=True),

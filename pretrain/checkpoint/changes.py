@@ -50,6 +50,7 @@ FREEDOM: dict[str, Freedom] = {
     "objective.esolm.batch_split": Freedom.COURSE,
     "objective.esolm.evaluate": Freedom.FREE,
     "objective.esolm.orders": Freedom.FREE,
+    "objective.esolm.clean_order": Freedom.COURSE,
     "objective.replaid.latent": Freedom.FIXED,
     "objective.replaid.gamma_0": Freedom.FREE,  # where a learned endpoint started
     "objective.replaid.gamma_1": Freedom.FREE,
@@ -59,6 +60,7 @@ FREEDOM: dict[str, Freedom] = {
     "objective.replaid.prior_ramp_steps": Freedom.COURSE,
     "objective.replaid.learning_rate": Freedom.COURSE,
     "objective.replaid.endpoint_decay": Freedom.COURSE,
+    "objective.replaid.prompt_embedding": Freedom.FIXED,
     "objective.mdm_prime.base": Freedom.FIXED,
     "objective.mdm_prime.digits": Freedom.FIXED,
     "objective.mdm_prime.shuffle_seed": Freedom.FIXED,
@@ -135,6 +137,18 @@ FREEDOM: dict[str, Freedom] = {
     "guard.max_skips": Freedom.FREE,
     "guard.window": Freedom.FREE,
     "guard.replicas_every": Freedom.FREE,
+    "sft.train": Freedom.FREE,  # the examples are compared: the file may lie elsewhere
+    "sft.validation": Freedom.FREE,
+    "sft.epochs": Freedom.FREE,  # where the schedule depends on them, its learning rates are compared
+    "sft.format.examples": Freedom.COURSE,
+    "sft.format.question": Freedom.COURSE,
+    "sft.format.rationale": Freedom.COURSE,
+    "sft.format.answer": Freedom.COURSE,
+    "sft.format.annotations": Freedom.COURSE,
+    "sft.format.segment_bos": Freedom.COURSE,
+    "sft.format.context": Freedom.FIXED,
+    "sft.format.padding": Freedom.COURSE,
+    "sft.format.score_prompt": Freedom.COURSE,
 }
 """Every key of a RunConfig; `*` stands for the name of a source."""
 
@@ -180,7 +194,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], meant_then: Mapping
     old, new = _defaults(RunConfig) | dict(leaves(then)), dict(leaves(now))
     for key in meant_then.keys() & meant_now.keys():
         old[key], new[key] = meant_then[key], meant_now[key]
-    gone = [key for key in old if key not in new and _is_source(key)]
+    gone = [key for key in old if key not in new and (_is_source(key) or key.startswith("sft."))]
     found = [Change(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in [*new, *gone]]
     return [change for change in found if change.then != change.now and not change.key.startswith(DERIVED)]
 

@@ -54,9 +54,9 @@ class ResumeCard:
         found = [str(change) for change in course]
         if not any(change.key.startswith("schedule.") for change in course):
             found += self._rates()
-        if self.next_batch_now != self.then.next_batch and not any(change.key.startswith(("seed", "data.")) for change in course):
-            moved = [str(change) for change in self.changes if change.key.startswith("data.train.")]
-            found.append(f"{', '.join(moved) or 'data.train'} now gives another text: the next batch is not the one that was to follow")
+        if self.next_batch_now != self.then.next_batch and not any(change.key.startswith(("seed", "data.", "sft.")) for change in course):
+            moved = [str(change) for change in self.changes if change.key.startswith(("data.train.", "sft.train"))]
+            found.append(f"{', '.join(moved) or 'the data'} now gives another text: the next batch is not the one that was to follow")
         if not self.optimizer_found:
             found.append("the optimizer's moments were not found and start from zero")
         return found

@@ -65,8 +65,9 @@ class Reference:
         assert isinstance(objective, RePlaid)
         grown = float(objective.running.ramp(objective.config.prior_ramp_steps)) if objective.config.output_prior else 0.0
         return LatentSpace.of(
-            objective.embedding, objective.schedule, self._size, evidence=grown, self_conditioning=objective.config.self_conditioning > 0
-        )
+            objective.embedding, objective.schedule, self._size, evidence=grown,
+            self_conditioning=objective.config.self_conditioning > 0, prompt_table=objective.config.prompt_embedding,
+        )  # fmt: skip
 
 
 @contextmanager

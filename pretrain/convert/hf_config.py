@@ -4,7 +4,7 @@ No torch here: what a run starts from is looked at before anything heavy is impo
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pretrain.backbones.config import BackboneConfig
@@ -56,6 +56,8 @@ FIELDS = (
     Field("latent", "objective.replaid.latent", lambda run, _: run.objective.replaid.latent, ("replaid",)),
     Field("schedule_hidden", "objective.replaid.schedule_hidden", lambda run, _: run.objective.replaid.schedule_hidden, ("replaid",)),
     Field("self_conditioning", "objective.replaid.self_conditioning", lambda run, _: run.objective.replaid.self_conditioning > 0, ("replaid",)),
+    Field("prompt_table", "objective.replaid.prompt_embedding", lambda run, _: run.objective.replaid.prompt_embedding, ("replaid",)),
+    Field("prompt_format", "sft.format", lambda run, _: None if run.sft is None else asdict(run.sft.format)),
     Field("digits", "objective.mdm_prime.digits", lambda run, _: run.objective.mdm_prime.digits, ("mdm_prime",)),
     Field("digit_base", "objective.mdm_prime.base", lambda run, _: run.objective.mdm_prime.base, ("mdm_prime",)),
     Field("digit_join", "objective.mdm_prime.join", lambda run, _: run.objective.mdm_prime.join, ("mdm_prime",)),
@@ -105,7 +107,7 @@ def objective_from(found: Mapping[str, Any]) -> ObjectiveConfig:
         config = replace(config, low_variance=False)
     if name == "replaid":
         share = RePlaidConfig().self_conditioning if found["self_conditioning"] else 0.0
-        parts = {"self_conditioning": share, "output_prior": found["output_prior"] > 0}
+        parts = {"self_conditioning": share, "output_prior": found["output_prior"] > 0, "prompt_embedding": bool(found.get("prompt_table", False))}
         config = replace(config, replaid=RePlaidConfig(latent=found["latent"], schedule_hidden=found["schedule_hidden"], **parts))
     if name == "mdm_prime":
         prime = MDMPrimeConfig(

@@ -65,6 +65,7 @@ _INPUTS: dict[str, tuple[Row, ...]] = {
         Row("embedding.gamma.weight", ("embed_tokens.noise.weight",)),
     ),
 }
+_PROMPT = Row("embedding.prompt.weight", ("embed_tokens.prompt.weight",), "padded")
 _ENDS = (
     Row("final_layernorm.weight", ("norm.weight",)),
     Row("head.weight", ("lm_head.weight",), "padded"),
@@ -104,6 +105,7 @@ def network_config(backbone: BackboneConfig, model_size: int, *, fp32_residual: 
         digit_base=backbone.inputs.base,
         digit_join=backbone.inputs.join,
         latent=backbone.inputs.latent,
+        prompt_table=backbone.inputs.prompt,
     )
 
 
@@ -187,4 +189,5 @@ def _rows(backbone: BackboneConfig) -> list[Row]:
         for i in range(backbone.layers)
         for row in templates
     ]
-    return [*_INPUTS[backbone.inputs.kind], *_OUTSIDE[backbone.kind], *layers]
+    prompt = (_PROMPT,) if backbone.inputs.prompt else ()
+    return [*_INPUTS[backbone.inputs.kind], *prompt, *_OUTSIDE[backbone.kind], *layers]

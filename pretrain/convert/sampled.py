@@ -120,5 +120,6 @@ def _latent_space(trained: TrainedModel, device: torch.device) -> LatentSpace:
     objective.modules().to(device).requires_grad_(False)
     evidence = float(objective.running.ramp(config.prior_ramp_steps)) if config.output_prior else 0.0
     return LatentSpace.of(
-        objective.embedding, objective.schedule, trained.vocabulary.model_size, evidence=evidence, self_conditioning=config.self_conditioning > 0
-    )
+        objective.embedding, objective.schedule, trained.vocabulary.model_size, evidence=evidence,
+        self_conditioning=config.self_conditioning > 0, prompt_table=config.prompt_embedding,
+    )  # fmt: skip

@@ -20,7 +20,7 @@ from pretrain.data.batch import BatchShard, MicroBatch
 from pretrain.data.config import DataConfig
 from pretrain.data.dali import DaliBatches
 from pretrain.data.prefetch import Prefetcher
-from pretrain.data.samples import BatchSizes, Samples, TrainingSamples, ValidationSamples, positions
+from pretrain.data.samples import BatchSizes, HeldOutSamples, Samples, TrainingStream, positions
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ def _release(prefetcher: Prefetcher[tuple[int, list[Any]]], batches: Iterator[Ba
 
 
 def build_loader(
-    samples: TrainingSamples,
+    samples: TrainingStream,
     config: DataConfig,
     batch: BatchSizes,
     *,
@@ -102,7 +102,7 @@ def build_loader(
 
 
 def build_validation_loader(
-    samples: ValidationSamples, config: DataConfig, batch: BatchSizes, *, dp_rank: int, dp_size: int, device: torch.device | str = "cpu"
+    samples: HeldOutSamples, config: DataConfig, batch: BatchSizes, *, dp_rank: int, dp_size: int, device: torch.device | str = "cpu"
 ) -> Loader:
     """One pass over the whole held-out set; the last global batch is filled up with empty samples (count 0, sample id -1).
 

@@ -67,6 +67,48 @@ class Samples(Protocol):
         ...
 
 
+class TrainingStream(Samples, Protocol):
+    """The training data of a run, as its trainer sees it: any sample by its number, and which numbers a step reads."""
+
+    skips: Skips
+
+    @property
+    def description(self) -> str:
+        """What a log says of the data when a run starts; empty where nothing is left to say."""
+        ...
+
+    @property
+    def phases(self) -> Sequence[Phase]:
+        """Phases of a mixture, past and to come; empty where there is none."""
+        ...
+
+    def follow(self, phases: Sequence[Phase]) -> None:
+        """Keep to these phases in place of those that the configuration states. Not called where there are none."""
+        ...
+
+    def numbers(self, step: int) -> range:
+        """The samples that optimizer step `step` sees, in the order of the global batch."""
+        ...
+
+    def fingerprint(self, step: int) -> str:
+        """Hash of what a step reads, for the resume card."""
+        ...
+
+    def origin_of(self, number: int) -> str:
+        """Where a sample's text is from, for messages."""
+        ...
+
+
+class HeldOutSamples(Samples, Protocol):
+    """A held-out set, whole and in order; len() of its samples."""
+
+    def __len__(self) -> int: ...
+
+    def sequences(self, count: int) -> np.ndarray:
+        """[count]: what each of the first `count` samples scores; -1 for one that only fills a batch."""
+        ...
+
+
 class BatchSizes(Protocol):
     """Sizes of a global batch (a BatchConfig)."""
 
@@ -144,6 +186,16 @@ class TrainingSamples:
                 documents[int(random.integers(1, self._length + 1)) :] = -1
         return NumberedSample(number, self._corrupt(tokens, documents, noise))
 
+    @property
+    def description(self) -> str:
+        """Nothing: the configuration names the corpora, and their manifests say the rest."""
+        return ""
+
+    @property
+    def phases(self) -> Sequence[Phase]:
+        """Those of the mixture, past and to come."""
+        return self.mixture.phases
+
     def _noise(self, number: int) -> Noise:
         data_step, position = divmod(number, self._global_sequences)
         part, place = part_of(position, self._parts)
@@ -171,6 +223,11 @@ class TrainingSamples:
         """The same for one sample."""
         address = self.mixture.address(number)
         return address, self._corpora[address.source].documents_of(address.window * self._length, self._span)
+
+    def origin_of(self, number: int) -> str:
+        """Source, shards and documents of a sample."""
+        address, touched = self.documents_of(number)
+        return f"{address.source}: " + ", ".join(f"{shard} documents {first} to {last}" for shard, first, last in touched)
 
     def fingerprint(self, step: int) -> str:
         """Hash of the addresses and tokens of a step, for the resume card: equal where a resumed run sees the same data."""

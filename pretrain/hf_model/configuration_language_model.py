@@ -30,6 +30,8 @@ class LanguageModelConfig(PretrainedConfig):
     latent, schedule_hidden, self_conditioning, output_prior   RePlaid: width of an embedding, of the schedule's network; whether the network
                          reads its previous estimate; how much of the evidence of z_t is added to the logits (1, or less while it grew; 0: none).
     digits, digit_base, digit_join, carry_over, shuffle_seed   MDM-Prime-v2. The code itself, id -> number, is the buffer `constants.digit_code`.
+    prompt_table         RePlaid: prompts are read from a table of their own (fine-tuned models).
+    prompt_format        how a fine-tuned model is asked: the segments of prompt and response, each tokenised apart; null for others.
     sampling             defaults of `LanguageModel.sample`.
     provenance           where the weights come from: step, tokens, hashes, versions.
     """
@@ -64,12 +66,14 @@ class LanguageModelConfig(PretrainedConfig):
         schedule_hidden: int = 1024,
         self_conditioning: bool = True,
         output_prior: float = 1.0,
+        prompt_table: bool = False,
         digits: int = 1,
         digit_base: int = 2,
         digit_join: str = "concat_shared",
         carry_over: bool = True,
         shuffle_seed: int | None = None,
         sampling: dict[str, Any] | None = None,
+        prompt_format: dict[str, Any] | None = None,
         provenance: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -87,10 +91,11 @@ class LanguageModelConfig(PretrainedConfig):
         self.rope_base, self.rope_layout = rope_base, rope_layout
         self.schedule_eps, self.low_variance, self.alpha_0 = schedule_eps, low_variance, alpha_0
         self.latent, self.schedule_hidden = latent, schedule_hidden
-        self.self_conditioning, self.output_prior = self_conditioning, output_prior
+        self.self_conditioning, self.output_prior, self.prompt_table = self_conditioning, output_prior, prompt_table
         self.digits, self.digit_base, self.digit_join, self.carry_over = digits, digit_base, digit_join, carry_over
         self.shuffle_seed = shuffle_seed
         self.sampling, self.provenance = dict(sampling or {}), dict(provenance or {})
+        self.prompt_format = None if prompt_format is None else dict(prompt_format)
         kwargs.setdefault("tie_word_embeddings", False)
         super().__init__(**kwargs)
 
@@ -117,4 +122,5 @@ class LanguageModelConfig(PretrainedConfig):
             digit_base=self.digit_base,
             digit_join=join,
             latent=self.latent,
+            prompt_table=self.prompt_table,
         )

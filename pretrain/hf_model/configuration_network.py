@@ -13,6 +13,7 @@ class NetworkConfig:
     reads          what stands at each position: token ids, digits of ids, or continuous latents.
     digits, digit_base, digit_join   digits per token, their base, and how their embeddings make one.
     latent         width of continuous latents.
+    prompt_table   latents: prompts are read from a table of their own.
     """
 
     kind: Literal["dit", "llama"]
@@ -32,6 +33,7 @@ class NetworkConfig:
     digit_base: int = 2
     digit_join: Literal["concat_shared", "concat", "sum"] = "concat_shared"
     latent: int = 1
+    prompt_table: bool = False
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads or self.head_dim % 2:

@@ -61,6 +61,8 @@ class DigitInput(nn.Module):
 class LatentInput(nn.Module):
     """W_z z + W_e e + W_gamma [sin, cos](gamma f), in fp32 (Plaid; RePlaid's appendix S).
 
+    Positions of a prompt read a row of a table instead, where the network has one.
+
     W_gamma is called `noise`: transformers 4 takes a tensor with "gamma" in its name for an old name of a norm's weight, and renames it.
     """
 
@@ -71,6 +73,7 @@ class LatentInput(nn.Module):
         self.noise = nn.Linear(GAMMA_FEATURES, config.hidden, bias=False)
         nn.init.zeros_(self.estimate.weight)
         nn.init.zeros_(self.noise.weight)
+        self.prompt = nn.Embedding(config.vocab_size, config.hidden) if config.prompt_table else None
 
     def forward(self, inputs: NetworkInput) -> Tensor:
         """[B, L, D]."""
@@ -80,7 +83,12 @@ class LatentInput(nn.Module):
         angles_BF = inputs.conditioning_B.float()[:, None] * rates_F
         noise_BD = F.linear(torch.cat((angles_BF.sin(), angles_BF.cos()), -1), self.noise.weight.float())
         latent_BLD = F.linear(inputs.latents_BLE.float(), self.latent.weight.float())
-        return latent_BLD + F.linear(inputs.estimate_BLE.float(), self.estimate.weight.float()) + noise_BD[:, None]
+        read_BLD = latent_BLD + F.linear(inputs.estimate_BLE.float(), self.estimate.weight.float()) + noise_BD[:, None]
+        if self.prompt is None or inputs.given_BL is None:  # None: nothing is given
+            return read_BLD
+        if inputs.ids_BL is None:
+            raise ValueError("a prompt is read by its ids")
+        return torch.where(inputs.given_BL[..., None], self.prompt(inputs.ids_BL).float(), read_BLD)
 
 
 def build_input(config: NetworkConfig) -> TokenInput | DigitInput | LatentInput:

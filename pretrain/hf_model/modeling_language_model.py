@@ -163,7 +163,7 @@ class LanguageModel(PreTrainedModel):
         schedule, config = self.schedule(), self.config
         return LatentSpace(
             table_VE=self.table().detach().double(), gamma=lambda t: schedule(t)[0], evidence=float(config.output_prior),
-            self_conditioning=bool(config.self_conditioning),
+            self_conditioning=bool(config.self_conditioning), prompt_table=bool(config.prompt_table),
         )  # fmt: skip
 
     def table(self) -> Tensor:

@@ -31,6 +31,7 @@ class NetworkInput:
     ids_BL        one token id per position; or, with `weights_BLK`, ids [B, L, K] whose embeddings are summed with those weights.
     digits_BLJ    sub-tokens: the digits of each token, most significant first; the base stands for a masked digit.
     latents_BLE   continuous inputs, with `estimate_BLE`, an earlier estimate of their clean values (zeros where there is none).
+    given_BL      with latents: positions of a prompt, which read the row of their id in a table of their own instead (ids_BL holds the ids).
     noisy         positions of the noisy stream; 0: half of all, as long as the clean one.
     documents_BL  None where every position belongs to one document; otherwise a query sees only keys with the same number
                   (padding carries -1, and so sees only padding and is seen by nothing else).
@@ -44,6 +45,7 @@ class NetworkInput:
     digits_BLJ: Tensor | None = None
     latents_BLE: Tensor | None = None
     estimate_BLE: Tensor | None = None
+    given_BL: Tensor | None = None
     documents_BL: Tensor | None = None
     noisy: int = 0
 

@@ -43,21 +43,26 @@ class LatentSpace:
     gamma              t in [0, 1], float64, to the log noise-to-signal ratio there, increasing; any number of times at once.
     evidence           how much of the evidence of z_t is added to the logits: 1, or 0 for a network trained without; between them while it grew.
     self_conditioning  whether the network was trained to read its previous estimate.
+    prompt_table       whether the network reads prompts from a table of their own, and not their clean embeddings.
     """
 
     table_VE: Tensor
     gamma: Callable[[Tensor], Tensor]
     evidence: float = 1.0
     self_conditioning: bool = True
+    prompt_table: bool = False
 
     @classmethod
     @torch.no_grad()
     def of(
-        cls, embedding: UnitEmbedding, schedule: LearnedSchedule, vocab_size: int, *, evidence: float = 1.0, self_conditioning: bool = True
-    ) -> "LatentSpace":
+        cls, embedding: UnitEmbedding, schedule: LearnedSchedule, vocab_size: int, *, evidence: float = 1.0, self_conditioning: bool = True,
+        prompt_table: bool = False,
+    ) -> "LatentSpace":  # fmt: skip
         """From the objective's modules; rows from vocab_size on are padding."""
         table_VE = embedding(0, vocab_size).double()
-        return cls(table_VE=table_VE, gamma=lambda t: schedule(t)[0], evidence=evidence, self_conditioning=self_conditioning)
+        return cls(
+            table_VE=table_VE, gamma=lambda t: schedule(t)[0], evidence=evidence, self_conditioning=self_conditioning, prompt_table=prompt_table
+        )
 
     def levels(self, steps: int, device: torch.device) -> Tensor:
         """gamma at t = 1, 1 - 1/steps, …, 0. Raises ValueError for too few steps."""
@@ -141,6 +146,7 @@ class _Reader:
         self.guess_N: Tensor | None = None
         self._watched = request.watch is not None
         self.blank_RL = blanks(ids_RL, request.law)
+        self._ids_RL = ids_RL
         self._clean_RLE = space.table_VE[ids_RL]
         self._estimate_RLE = torch.zeros_like(self._clean_RLE)
 
@@ -184,5 +190,7 @@ class _Reader:
             positions_BL=torch.arange(length, device=z_NE.device).expand(rows, length),
             conditioning_B=gamma.float().expand(rows),
             attention=Attention.FULL,
+            ids_BL=self._ids_RL if self.space.prompt_table else None,
+            given_BL=~self.blank_RL if self.space.prompt_table else None,
         )
         return self.network.features(inputs)

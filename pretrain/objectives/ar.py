@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pretrain.hf_model.network_input import Attention, NetworkInput
-from pretrain.objectives.base import Corrupted, Label, Objective, TokenLoss
+from pretrain.objectives.base import Corrupted, Label, Objective, TokenLoss, open_text
 from pretrain.objectives.config import ObjectiveConfig
 from pretrain.parallel.noise import Noise
 from pretrain.parallel.vocab import VocabShard
@@ -46,9 +46,11 @@ class AR(Objective):
         """Exact, in training and evaluation alike."""
         return "exact"
 
-    def corrupt(self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool) -> Corrupted:
-        """Shift by one; `noise` is not used. The count is the number of next tokens that are text."""
-        scored_L = documents[1:] >= 0
+    def corrupt(
+        self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool, prompt: np.ndarray | None = None
+    ) -> Corrupted:
+        """Shift by one; `noise` is not used. The count is the number of next tokens that are text and no prompt."""
+        scored_L = open_text(documents, prompt)[1:]
         return Corrupted(
             inputs={
                 "ids": tokens[:-1],

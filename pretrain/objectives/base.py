@@ -28,7 +28,7 @@ class Corrupted:
 
     inputs   arrays for `network_input`; always `positions` and `documents` of one length, mostly `ids` and `conditioning` (scalar).
     targets  arrays for `token_loss`: scalars of the sample, or arrays whose first axis is the L scored positions.
-    count    what the loss sum is divided by: the sample's tokens for an ELBO (its true length when it was cut short).
+    count    what the loss sum is divided by: the sample's tokens for an ELBO (its true length when it was cut short, without a prompt).
     t        diffusion time for telemetry, or None.
     """
 
@@ -48,6 +48,12 @@ class TokenLoss:
 
 Tensors = dict[str, Tensor]
 """A micro-batch's stacked arrays: [B] for scalars of a sample, [B, L, ...] for the rest."""
+
+
+def open_text(documents: np.ndarray, prompt: np.ndarray | None) -> np.ndarray:
+    """[L] bool: what may be noised and is scored: text, and not given as a prompt."""
+    text_L = documents >= 0
+    return text_L if prompt is None else text_L & ~prompt
 
 
 class Objective(ABC):
@@ -82,8 +88,14 @@ class Objective(ABC):
         """What `nelbo_B` and `token_nelbo` may be called, for draws of `corrupt` with this `evaluation` flag."""
 
     @abstractmethod
-    def corrupt(self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool) -> Corrupted:
-        """Noise one sample. tokens [L + lookahead] int64; documents [L + lookahead] int32, -1 where there is no text (padding)."""
+    def corrupt(
+        self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool, prompt: np.ndarray | None = None
+    ) -> Corrupted:
+        """Noise one sample. tokens [L + lookahead] int64; documents [L + lookahead] int32, -1 where there is no text (padding).
+
+        prompt [L + lookahead] bool, or None: text that is given. It stands clean, visible to every position, and is neither scored nor
+        counted: the terms are those of -log p(rest | prompt), under the same label.
+        """
 
     @abstractmethod
     def network_input(self, inputs: Tensors, vocab: VocabShard) -> NetworkInput:

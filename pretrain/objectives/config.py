@@ -36,12 +36,15 @@ class EsoLMConfig:
     evaluate         nelbo: the two-part bound. any_order: the likelihood of random orders through the two-stream path, with one order
                      (L_AO) or the importance-weighted bound over `orders` of them.
     orders           orders per sequence of the any_order evaluation.
+    clean_order      how the clean tokens of a noised sequence are reordered: shuffled, as the paper trains; natural: from left to right, which is
+                     what decoding from left to right will show (any order independent of the text leaves the bound one).
     """
 
     alpha_0: float = 1.0
     batch_split: float = 0.5
     evaluate: Literal["nelbo", "any_order"] = "nelbo"
     orders: int = 1
+    clean_order: Literal["shuffled", "natural"] = "shuffled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,8 @@ class RePlaidConfig:
     learning_rate      peak for embeddings, schedule and endpoints in place of the run's; warm-up and decay are the run's.
     endpoint_decay     decoupled weight decay of the endpoints: lr * decay is taken off per step (Plaid takes off 1e-3 whatever the rate; that
                        is 0.1 at a rate of 1e-2).
+    prompt_embedding   prompts are read from a table of their own, [vocabulary, width of the network], in place of their clean embeddings
+                       (appendix "Separate prompt embedding table"); it is the network's own, with the run's learning rate.
     """
 
     latent: int = 16
@@ -69,6 +74,7 @@ class RePlaidConfig:
     prior_ramp_steps: int = 5000
     learning_rate: float = 1e-2
     endpoint_decay: float = 1e-3
+    prompt_embedding: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

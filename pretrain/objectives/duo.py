@@ -38,7 +38,7 @@ from torch import Tensor
 from pretrain.hf_model.diffusion_math import LogLinearSchedule, bound_time, training_time
 from pretrain.hf_model.network_input import Attention, NetworkInput
 from pretrain.hf_model.uniform_diffusion import SMALLEST_ALPHA, NoiseLevel, time_conditioning
-from pretrain.objectives.base import Corrupted, Label, Objective, TokenLoss
+from pretrain.objectives.base import Corrupted, Label, Objective, TokenLoss, open_text
 from pretrain.objectives.config import ObjectiveConfig
 from pretrain.parallel.noise import Noise
 from pretrain.parallel.vocab import VocabShard
@@ -73,18 +73,20 @@ class Duo(Objective):
             return "not_a_likelihood"
         return "bound" if self._whole_range(evaluation) else "estimate"
 
-    def corrupt(self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool) -> Corrupted:
-        """Draw t, stratified over the global batch, and z_t. Padding is never noised, scored or counted."""
+    def corrupt(
+        self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool, prompt: np.ndarray | None = None
+    ) -> Corrupted:
+        """Draw t, stratified over the global batch, and z_t. Padding and prompt are never noised, scored or counted."""
         u = noise.stratified_time("t")
         t = bound_time(u) if self._whole_range(evaluation) else training_time(u, self.config.time_eps)
         if self.curriculum is not None and not evaluation and self.curriculum.active(noise.step):
             soft = self.curriculum.draw(tokens, t, noise.step, noise.stream("gaussian"))
-            return self.noised(tokens, documents, t=t, level=self.curriculum.level(t), noisy_L=soft.noisy_L, soft=soft)
+            return self.noised(tokens, documents, t=t, level=self.curriculum.level(t), noisy_L=soft.noisy_L, soft=soft, prompt=prompt)
         level = self.level(t, evaluation=evaluation)
         generator = noise.stream("uniform")
         redrawn_L = generator.random(len(tokens)) < level.one_minus_alpha
         noisy_L = np.where(redrawn_L, generator.integers(self.classes, size=len(tokens)), tokens)
-        return self.noised(tokens, documents, t=t, level=level, noisy_L=noisy_L)
+        return self.noised(tokens, documents, t=t, level=level, noisy_L=noisy_L, prompt=prompt)
 
     def level(self, t: float, *, evaluation: bool) -> NoiseLevel:
         """The log-linear schedule at t, with e = 0 where a bound is evaluated."""
@@ -92,10 +94,11 @@ class Duo(Objective):
         return NoiseLevel(max(schedule.alpha(t), SMALLEST_ALPHA), schedule.one_minus_alpha(t), schedule.alpha_derivative)
 
     def noised(
-        self, tokens: np.ndarray, documents: np.ndarray, *, t: float, level: NoiseLevel, noisy_L: np.ndarray, soft: "SoftDraw | None" = None
-    ) -> Corrupted:
-        """The sample with z_t = `noisy_L` at this noise level, except on padding; the network reads `soft` in its place, if given."""
-        text_L = documents >= 0
+        self, tokens: np.ndarray, documents: np.ndarray, *, t: float, level: NoiseLevel, noisy_L: np.ndarray, soft: "SoftDraw | None" = None,
+        prompt: np.ndarray | None = None,
+    ) -> Corrupted:  # fmt: skip
+        """The sample with z_t = `noisy_L` at this noise level, except on padding and prompt; the network reads `soft` in its place, if given."""
+        text_L = open_text(documents, prompt)
         noisy_L = np.where(text_L, noisy_L, tokens)
         inputs = {"ids": noisy_L}
         if soft is not None:

@@ -15,7 +15,7 @@ Tokens keep their positions (RoPE) but are reordered, so that causal attention s
 - diffusion: clean tokens in random order, then masks in random order; one stream. A mask also sees the masks before it;
 - sequential: clean tokens in random order, then masks from left to right; two streams [z_0 ; x] in that order. A mask sees the clean tokens
   before it and no other mask, as in one-by-one sampling with a key/value cache.
-Padding comes last in both.
+A prompt comes first, from left to right as the samplers read it, and padding comes last, in both.
 
 `evaluate = any_order` scores every token through the sequential path, in the order in which the two phases would generate it: all of it
 random at alpha_0 = 1, left to right at alpha_0 = 0. For one order that is L_AO; -log mean exp over several is the bound of theorem 3.1,
@@ -37,7 +37,7 @@ from torch import Tensor
 from pretrain.hf_model.diffusion_math import bound_time, training_time
 from pretrain.hf_model.esolm_math import PartialSchedule
 from pretrain.hf_model.network_input import Attention, NetworkInput
-from pretrain.objectives.base import Corrupted, Label, Objective, TokenLoss
+from pretrain.objectives.base import Corrupted, Label, Objective, TokenLoss, open_text
 from pretrain.objectives.config import ObjectiveConfig
 from pretrain.objectives.masked_terms import masked_loss, masked_nelbo
 from pretrain.parallel.noise import Noise
@@ -79,11 +79,13 @@ class EsoLM(Objective):
             return "exact"
         return "bound" if evaluation and (self.any_order or self._whole_range(evaluation)) else "estimate"
 
-    def corrupt(self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool) -> Corrupted:
-        """Draw z_t or z_0 and an order. Padding is never masked, comes last, and is never counted."""
+    def corrupt(
+        self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool, prompt: np.ndarray | None = None
+    ) -> Corrupted:
+        """Draw z_t or z_0 and an order. Padding is never masked, comes last, and is never counted; a prompt is neither, and comes first."""
         any_order = evaluation and self.any_order
         sequential = any_order or self.alpha_0 == 0 or noise.part == 1
-        text_L = documents >= 0
+        text_L = open_text(documents, prompt)
         if sequential:
             t, mask_rate = None, 1 - self.alpha_0
         else:
@@ -91,15 +93,22 @@ class EsoLM(Objective):
             t = bound_time(u) if self._whole_range(evaluation) else training_time(u, self.config.time_eps)
             mask_rate = self._schedule(evaluation).one_minus_alpha(t)
         masked_L = (noise.stream("mask").random(len(tokens)) < mask_rate) & text_L
-        order_L = generation_order(masked_L, text_L, noise.stream("order"), shuffle_masks=not sequential)
+        order_L = generation_order(
+            masked_L, text_L, noise.stream("order"), shuffle_masks=not sequential, shuffle_clean=self.config.esolm.clean_order == "shuffled",
+            prompt_L=None if prompt is None else prompt & (documents >= 0),
+        )  # fmt: skip
+        share, count = noise.share, int(text_L.sum())
         if t is None:
-            return self.sequential(tokens, documents, order_L=order_L, scored_L=text_L if any_order else masked_L, share=noise.share)
-        return self.diffused(tokens, documents, order_L=order_L, masked_L=masked_L, t=t, share=noise.share, evaluation=evaluation)
+            return self.sequential(tokens, documents, order_L=order_L, scored_L=text_L if any_order else masked_L, share=share, count=count)
+        return self.diffused(
+            tokens, documents, order_L=order_L, masked_L=masked_L, t=t, share=share, evaluation=evaluation, count=count
+        )  # fmt: skip
 
     def diffused(
-        self, tokens: np.ndarray, documents: np.ndarray, *, order_L: np.ndarray, masked_L: np.ndarray, t: float, share: float, evaluation: bool
-    ) -> Corrupted:
-        """z_t with masks at `masked_L`, none of them on padding, permuted by `order_L`."""
+        self, tokens: np.ndarray, documents: np.ndarray, *, order_L: np.ndarray, masked_L: np.ndarray, t: float, share: float, evaluation: bool,
+        count: int | None = None,
+    ) -> Corrupted:  # fmt: skip
+        """z_t with masks at `masked_L`, none of them on padding, permuted by `order_L`. count: tokens that are scored; None: all text."""
         noisy_L = np.where(masked_L, self.mask_id, tokens)
         nelbo_weight = self._schedule(evaluation).nelbo_weight(t) / share
         return Corrupted(
@@ -116,12 +125,14 @@ class EsoLM(Objective):
                 "loss_weight": np.array(1.0 if self.low_variance else nelbo_weight),
                 "nelbo_weight": np.array(nelbo_weight),
             },
-            count=int((documents >= 0).sum()),
+            count=int((documents >= 0).sum()) if count is None else count,
             t=t,
         )
 
-    def sequential(self, tokens: np.ndarray, documents: np.ndarray, *, order_L: np.ndarray, scored_L: np.ndarray, share: float) -> Corrupted:
-        """[z_0 ; x], both permuted by `order_L`, with masks in z_0 at `scored_L`, none of them on padding."""
+    def sequential(
+        self, tokens: np.ndarray, documents: np.ndarray, *, order_L: np.ndarray, scored_L: np.ndarray, share: float, count: int | None = None
+    ) -> Corrupted:
+        """[z_0 ; x], both permuted by `order_L`, with masks in z_0 at `scored_L`, none of them on padding. count: as in `diffused`."""
         noisy_L = np.where(scored_L, self.mask_id, tokens)
         return Corrupted(
             inputs={
@@ -137,7 +148,7 @@ class EsoLM(Objective):
                 "loss_weight": np.array(1 / share),
                 "nelbo_weight": np.array(1 / share),
             },
-            count=int((documents >= 0).sum()),
+            count=int((documents >= 0).sum()) if count is None else count,
         )
 
     def prepare(self, inputs: dict[str, Tensor], targets: dict[str, Tensor], *, evaluation: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -188,7 +199,13 @@ def _granularity(length: int) -> int:
     return next((size for size in range(8, length, 8) if length % size == 0 and 16 * size >= length), length)
 
 
-def generation_order(masked_L: np.ndarray, text_L: np.ndarray, random: np.random.Generator, *, shuffle_masks: bool) -> np.ndarray:
-    """Positions [L] in the order of generation: clean tokens shuffled, then masks shuffled or from left to right, then padding."""
-    clean, masks, padding = (np.flatnonzero(which) for which in (text_L & ~masked_L, masked_L, ~text_L))
-    return np.concatenate((random.permutation(clean), random.permutation(masks) if shuffle_masks else masks, padding))
+def generation_order(
+    masked_L: np.ndarray, text_L: np.ndarray, random: np.random.Generator, *, shuffle_masks: bool, shuffle_clean: bool = True,
+    prompt_L: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """Positions [L] in the order of generation: a prompt from left to right, then clean tokens shuffled or from left to right, then masks
+    shuffled or from left to right, then padding. text_L: without the prompt."""
+    given_L = np.zeros_like(text_L) if prompt_L is None else prompt_L
+    given, clean, masks, padding = (np.flatnonzero(which) for which in (given_L, text_L & ~masked_L, masked_L, ~(text_L | given_L)))
+    clean, masks = (random.permutation(these) if shuffle else these for these, shuffle in ((clean, shuffle_clean), (masks, shuffle_masks)))
+    return np.concatenate((given, clean, masks, padding))

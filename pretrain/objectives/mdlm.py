@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pretrain.hf_model.diffusion_math import LogLinearSchedule, bound_time, masked_nelbo_weight, training_time
 from pretrain.hf_model.network_input import Attention, NetworkInput
-from pretrain.objectives.base import Corrupted, Label, Objective, TokenLoss
+from pretrain.objectives.base import Corrupted, Label, Objective, TokenLoss, open_text
 from pretrain.objectives.config import ObjectiveConfig
 from pretrain.objectives.masked_terms import masked_loss, masked_nelbo
 from pretrain.parallel.noise import Noise
@@ -51,17 +51,21 @@ class MDLM(Objective):
         """A bound only for evaluation draws over the whole of (0, 1] with e = 0."""
         return "bound" if self._whole_range(evaluation) else "estimate"
 
-    def corrupt(self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool) -> Corrupted:
-        """Draw t, stratified over the global batch, and one uniform number per position. Padding is never masked and never counted."""
+    def corrupt(
+        self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool, prompt: np.ndarray | None = None
+    ) -> Corrupted:
+        """Draw t, stratified over the global batch, and one uniform number per position. Padding and prompt are never masked and never counted."""
         u = noise.stratified_time("t")
         t = bound_time(u) if self._whole_range(evaluation) else training_time(u, self.config.time_eps)
         schedule = LogLinearSchedule(0.0 if self._whole_range(evaluation) else self.config.schedule_eps)
         masked_L = noise.stream("mask").random(len(tokens)) < schedule.one_minus_alpha(t)
-        return self.noised(tokens, documents, t=t, masked_L=masked_L)
+        return self.noised(tokens, documents, t=t, masked_L=masked_L, prompt=prompt)
 
-    def noised(self, tokens: np.ndarray, documents: np.ndarray, *, t: float, masked_L: np.ndarray) -> Corrupted:
-        """The sample at time t with the mask at `masked_L`, except on padding."""
-        text_L = documents >= 0
+    def noised(
+        self, tokens: np.ndarray, documents: np.ndarray, *, t: float, masked_L: np.ndarray, prompt: np.ndarray | None = None
+    ) -> Corrupted:
+        """The sample at time t with the mask at `masked_L`, except on padding and prompt."""
+        text_L = open_text(documents, prompt)
         masked_L = masked_L & text_L
         nelbo_weight = masked_nelbo_weight(t)
         return Corrupted(

@@ -44,7 +44,7 @@ from torch import Tensor
 from pretrain.hf_model.diffusion_math import LogLinearSchedule, bound_time, masked_nelbo_weight, training_time
 from pretrain.hf_model.digits import DigitCode
 from pretrain.hf_model.network_input import Attention, NetworkInput
-from pretrain.objectives.base import Corrupted, Label, Objective, TokenLoss
+from pretrain.objectives.base import Corrupted, Label, Objective, TokenLoss, open_text
 from pretrain.objectives.config import ObjectiveConfig
 from pretrain.objectives.rules import check_digits
 from pretrain.parallel.noise import Noise
@@ -76,7 +76,9 @@ class MDMPrime(Objective):
             return "not_a_likelihood"
         return "bound" if evaluation else "estimate"
 
-    def corrupt(self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool) -> Corrupted:
+    def corrupt(
+        self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool, prompt: np.ndarray | None = None
+    ) -> Corrupted:
         """Draw t, stratified over the global batch, and a uniform number per digit (per token above `joint_mask_above`)."""
         u = noise.stratified_time("t")
         whole_range = evaluation and self.config.evaluation == "bound"
@@ -85,13 +87,16 @@ class MDMPrime(Objective):
         together = self.prime.joint_mask_above is not None and t > self.prime.joint_mask_above
         drawn = noise.stream("mask").random((len(tokens), 1 if together else self.code.digits)) < rate
         masked_LJ = np.broadcast_to(drawn, (len(tokens), self.code.digits))
-        return self.noised(tokens, documents, t=t, masked_LJ=masked_LJ, joint=self._scores_jointly(evaluation))
+        return self.noised(tokens, documents, t=t, masked_LJ=masked_LJ, joint=self._scores_jointly(evaluation), prompt=prompt)
 
-    def noised(self, tokens: np.ndarray, documents: np.ndarray, *, t: float, masked_LJ: np.ndarray, joint: bool = False) -> Corrupted:
-        """The sample at time t with masked digits at `masked_LJ`, except on padding, which reads as id 0. `joint`: the nelbo is the paper's."""
-        text_L = documents >= 0
+    def noised(
+        self, tokens: np.ndarray, documents: np.ndarray, *, t: float, masked_LJ: np.ndarray, joint: bool = False, prompt: np.ndarray | None = None
+    ) -> Corrupted:
+        """The sample at time t with masked digits at `masked_LJ`, except on padding, which reads as id 0, and prompt. `joint`: the nelbo is
+        the paper's."""
+        text_L = open_text(documents, prompt)
         masked_LJ = masked_LJ & text_L[:, None]
-        ids = np.where(text_L, tokens, 0)
+        ids = np.where(documents >= 0, tokens, 0)
         return Corrupted(
             inputs={
                 "digits": np.where(masked_LJ, self.code.base, self.code.table_VJ[ids]),

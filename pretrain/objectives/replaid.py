@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from pretrain.hf_model.gaussian_diffusion import UnitEmbedding, diffuse, evidence_scale, network_scale, per_sequence, prior_divergence, snr
 from pretrain.hf_model.monotone_schedule import LearnedSchedule
 from pretrain.hf_model.network_input import Attention, NetworkInput
-from pretrain.objectives.base import Corrupted, Label, Objective, Tensors, TokenLoss
+from pretrain.objectives.base import Corrupted, Label, Objective, Tensors, TokenLoss, open_text
 from pretrain.objectives.config import ObjectiveConfig
 from pretrain.objectives.replaid_state import RunningState, initialize
 from pretrain.parallel.noise import Noise
@@ -71,9 +71,11 @@ class RePlaid(Objective):
         """A bound: all three terms over the whole range of t. In training it is that of the two denoisers, with and without an estimate, mixed."""
         return "bound"
 
-    def corrupt(self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool) -> Corrupted:
-        """Draw normals and times; the noisy latents follow where embeddings and schedule are known. Padding gets no noise."""
-        text_L = documents >= 0
+    def corrupt(
+        self, tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, evaluation: bool, prompt: np.ndarray | None = None
+    ) -> Corrupted:
+        """Draw normals and times; the noisy latents follow where embeddings and schedule are known. Padding and prompt get no noise."""
+        text_L = open_text(documents, prompt)
         normals_LE = noise.stream("normals").standard_normal((len(tokens), self.config.latent), dtype=np.float32)
         normals_LE[~text_L] = 0.0
         drawn = {
@@ -86,9 +88,9 @@ class RePlaid(Objective):
             "share": np.array(noise.share),
             "offset": np.array(noise.shared_stream("self_conditioning").integers(self._every) if self._every else 0),
         }
-        count = int(text_L.sum())
+        count, given = int(text_L.sum()), {} if prompt is None else {"prompt": prompt & (documents >= 0)}
         return Corrupted(
-            inputs=drawn | {"positions": np.arange(len(tokens)), "documents": documents},
+            inputs=drawn | given | {"positions": np.arange(len(tokens)), "documents": documents},
             targets=drawn | {"text": text_L, "count": np.array(count)},
             count=count,
         )
@@ -153,12 +155,22 @@ class RePlaid(Objective):
         """z_t scaled to mean square 1, the estimate (zero where there is none) to length sqrt(E), and gamma as conditioning."""
         gamma_B, _, _ = self._gamma(inputs)
         clean_BLE, z_BLE = self._latents(inputs, gamma_B, self.embedding(vocab.start, vocab.end), vocab)
-        return self.reading(z_BLE, gamma_B, inputs.get("estimate"), inputs)
+        estimate_BLE = inputs.get("estimate")
+        if "prompt" in inputs:  # as samplers have it: without noise and without its scale, and the estimate of it is itself
+            prompt_BL1 = inputs["prompt"].unsqueeze(-1)
+            z_BLE = torch.where(prompt_BL1, clean_BLE, z_BLE)
+            if estimate_BLE is not None:
+                known_BL1 = prompt_BL1 & inputs["self_conditioned"].view(-1, 1, 1)
+                estimate_BLE = torch.where(known_BL1, clean_BLE.detach().to(estimate_BLE), estimate_BLE)
+        return self.reading(z_BLE, gamma_B, estimate_BLE, inputs)
 
     def reading(self, z_BLE: Tensor, gamma_B: Tensor, estimate_BLE: Tensor | None, inputs: Tensors) -> NetworkInput:
-        """What the network reads of latents at this noise level; positions and documents from `inputs`."""
+        """What the network reads of latents at this noise level; positions, documents and prompt from `inputs`."""
         estimate_BLE = torch.zeros_like(z_BLE) if estimate_BLE is None else estimate_BLE
+        table = self.config.prompt_embedding
         return NetworkInput(
+            ids_BL=inputs["ids"] if table else None,
+            given_BL=inputs.get("prompt", torch.zeros_like(inputs["ids"], dtype=torch.bool)) if table else None,
             latents_BLE=per_sequence(network_scale(gamma_B, self.config.latent), z_BLE) * z_BLE,
             estimate_BLE=estimate_BLE * self.config.latent**0.5,
             positions_BL=inputs["positions"],

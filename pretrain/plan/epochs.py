@@ -38,6 +38,8 @@ class Reading:
 
 def readings(config: RunConfig, derived: Derived) -> list[Reading]:
     """Every source of every phase that the run reaches, with what its checkpoints record of the past. UserError where that past is contradicted."""
+    if config.sft is not None:  # whole epochs of its examples
+        return []
     held = {name: _tokens(Path(source.path)) for name, source in config.data.train.items()}
     phases = phases_of_run(config)
     mixture = Mixture(phases, dict.fromkeys(config.data.train, 1), seed=config.seed)

@@ -165,6 +165,8 @@ def check_data(config: RunConfig) -> None:
 
 def check_batch(needs: Needs) -> None:
     """Raises UserError where one step would read the prepared text more than once: its batch is made in memory, and the copies teach nothing."""
+    if needs.config.sft is not None:  # an epoch ends with a step of fewer examples
+        return
     config, together = needs.config, needs.config.batch.micro_sequences * needs.derived.data_parallel
     held = sum(Manifest.load(Path(source.path)).tokens for source in config.data.train.values()) // config.batch.length
     if config.batch.global_sequences > held > 0:

@@ -25,7 +25,8 @@ def show(plan: Plan, stream: TextIO | None = None) -> None:
         table.add_section()
     console = Console(file=stream, highlight=False)
     console.print(table)
-    console.print(_readings(plan.readings))
+    if plan.readings:
+        console.print(_readings(plan.readings))
 
 
 def size(number: float) -> str:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from finetune.format import SFTFormat
 from finetune.sft_data import SFTExamples, SFTSamples, SFTValidationSamples
 from pretrain.data.problems import Problem
 from pretrain.data.samples import positions
+from pretrain.data.sft_format import SFTFormat
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 from pretrain.objectives.base import Corrupted
@@ -31,8 +31,9 @@ def problems(count: int) -> list[Problem]:
     return [Problem(id=f"p-{n}", source="p", question=f"the king {n} sleeps?", rationale=text, answer=str(n)) for n, text in enumerate(rationales)]
 
 
-def corrupt(tokens: np.ndarray, documents: np.ndarray, prompt: np.ndarray, noise: Noise) -> Corrupted:
+def corrupt(tokens: np.ndarray, documents: np.ndarray, noise: Noise, *, prompt: np.ndarray | None) -> Corrupted:
     """Masked diffusion with a prompt, in four lines."""
+    assert prompt is not None
     scored = (documents >= 0) & ~prompt
     masked = (noise.stream("mask").random(tokens.size) < noise.stratified_time()) & scored
     inputs = {"ids": np.where(masked, -1, tokens), "documents": documents, "part": np.array(noise.part)}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from finetune.format import SFTFormat
 from pretrain.data.problems import Problem
+from pretrain.data.sft_format import SFTFormat
 from pretrain.errors import UserError
 
 PROBLEM = Problem(id="a-1", source="a", question="How many?", rationale="48/2 = <<48/2=24>>24", answer="24")

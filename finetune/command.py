@@ -1,0 +1,43 @@
+"""What a fine-tuning command says, as a run: the preset's network, objective and tokenizer without its pretraining text. No torch here."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrain.errors import UserError
+
+_TEXT = ("data.train", "data.validation", "data.phases")
+_OBJECTIVE = {"replaid": ("prompt_embedding", True), "duo": ("curriculum", "none")}
+"""What fine-tuning sets where the command line does not: prompts have a table of their own, and a curriculum is over."""
+_LENGTHS = ("steps", "tokens", "flops")
+
+
+def fine_tuning_tree(tree: Mapping[str, Any], words: list[str]) -> dict[str, Any]:
+    """The tree of a run that reads problems. words: the command line, in which text to pretrain on is refused.
+
+    UserError for words that have no effect here.
+    """
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0]
+        if key.startswith(_TEXT):
+            raise UserError(f"{word}: fine-tuning reads problems, not text; set sft.train=FILE and sft.validation=FILE")
+        if word.startswith(("selftest", "verify")) and "=" in word and not word.endswith(("=false", "=null")):
+            raise UserError(f"{word} belongs to launchers/pretrain.py; leave it out")
+    found = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
+    if isinstance(found.get("data"), dict):
+        found["data"] |= {"train": {}, "validation": {}, "phases": []}
+    for key in _LENGTHS:
+        if isinstance(found.get("duration"), dict) and found["duration"].get(key) is not None:
+            raise UserError(f"duration.{key}={found['duration'][key]} would contradict sft.epochs, from which the length follows; set sft.epochs=…")
+    _set_objective(found, words)
+    if isinstance(found.get("duration"), dict):
+        found["duration"]["steps"] = 1  # until the examples are counted (problems.open_problems)
+    return found
+
+
+def _set_objective(tree: dict[str, Any], words: list[str]) -> None:
+    objective = tree.get("objective")
+    if not isinstance(objective, dict) or objective.get("name") not in _OBJECTIVE:
+        return
+    name, (key, value) = objective["name"], _OBJECTIVE[objective["name"]]
+    if not any(word.lstrip("+").startswith(f"objective.{name}.{key}=") for word in words) and isinstance(objective.get(name), dict):
+        tree["objective"] = objective | {name: objective[name] | {key: value}}

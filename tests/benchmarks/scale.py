@@ -114,7 +114,7 @@ class Laps:
 def rank(folder: Path) -> None:
     """One rank's start, by the launcher's own code; it says what it measured, and holds its memory until it is told to go."""
     from launchers.pretrain import main as launch
-    from pretrain import trainer
+    from pretrain import build, trainer
 
     print("ready", flush=True)
     sys.stdin.readline()  # all ranks of the node begin together
@@ -135,7 +135,7 @@ def rank(folder: Path) -> None:
             sys.stdin.readline()
         return "the benchmark"
 
-    laps.around(trainer, "build_samples", "configuration, plan and process group", "corpora opened and verified")
+    laps.around(build, "open_corpora", "configuration, plan and process group", "corpora opened and verified")
     laps.around(trainer, "build_engine", "run directory", "network and DeepSpeed")
     trainer.Trainer.fit = first_batches  # type: ignore[method-assign]
     trainer.preemption.exit_code = lambda reason: 0  # type: ignore[assignment]

@@ -25,6 +25,7 @@ def main() -> int:
     device = choose_device(config.device)
     trained = open_trained(Path(config.checkpoint), config.step)
     held_out = HeldOut(trained, config, device)
+    print(f"scoring {trained.folder}, {held_out.describe()}", file=sys.stderr)
     total = len(held_out.numbers()) * trained.run.batch.length
     with SamplingDisplay(total, sys.stderr, what="scoring") as display:
         result = held_out.nelbo(display.advance) if config.likelihood == "nelbo" else held_out.ode(display.advance)

@@ -6,7 +6,7 @@ from pathlib import Path
 from data_prep.config import AuditConfig
 from data_prep.progress import say
 from pretrain.data.manifest import FILE_NAME, Manifest, audit
-from pretrain.errors import UserError
+from pretrain.errors import UserError, counted
 
 
 def audit_corpora(config: AuditConfig) -> None:
@@ -16,10 +16,9 @@ def audit_corpora(config: AuditConfig) -> None:
     manifests = [Manifest.load(folder) for folder in folders]  # before hours go into the first
     damaged = [shard for folder, manifest in zip(folders, manifests, strict=True) for shard in _audit(folder, manifest)]
     if damaged:
-        shards = "shard" if len(damaged) == 1 else "shards"
         raise UserError(
-            f"{len(damaged)} {shards} changed or went missing after preparation: {', '.join(damaged)}; copy them again from where they are whole, "
-            "or remove their folder and prepare the corpus again"
+            f"{counted(len(damaged), 'shard')} changed or went missing after preparation: {', '.join(damaged)}; copy them again from where they are "
+            "whole, or remove their folder and prepare the corpus again"
         )
 
 
@@ -41,5 +40,6 @@ def _audit(folder: Path, manifest: Manifest) -> list[str]:
         if problem:
             damaged.append(str(folder / shard.file))
     if not damaged:
-        say(f"{folder} is as it was prepared: {manifest.tokens:,} tokens in {manifest.documents:,} documents, {total / 1e9:,.2f} GB")
+        size = f"{counted(manifest.tokens, 'token')} in {counted(manifest.documents, 'document')}, {total / 1e9:,.2f} GB"
+        say(f"{folder} is as it was prepared: {size}")
     return damaged

@@ -22,7 +22,7 @@ from data_prep.progress import Display, say
 from data_prep.steps import pipeline
 from data_prep.watch import Watch, shown
 from pretrain.data.files import atomic_writer
-from pretrain.errors import UserError
+from pretrain.errors import UserError, are, counted
 from pretrain.optional import require
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -174,7 +174,8 @@ def _incomplete(output: Path, watch: Watch) -> UserError:
     reasons = watch.failures()
     why = f"the first because of: {reasons[0]}" if reasons else "without a word: they were killed, or ran out of time or memory"
     logs = output / PARTS / LOGS
-    return UserError(f"{missing} of {len(watch.waiting)} shards are missing, {why}; logs are in {logs}; run the same command to continue")
+    which = f"{missing} of {counted(len(watch.waiting), 'shard')} {are(missing)} missing"
+    return UserError(f"{which}, {why}; logs are in {logs}; run the same command to continue")
 
 
 def run_on_ray(output: Path, config: ExecutorConfig, tasks: int, workers: int | None, watch: Watch, display: Display) -> None:

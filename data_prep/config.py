@@ -1,12 +1,13 @@
 """What launchers/prepare_data.py takes, one dataclass per task. Values are checked when one is made. No torch here."""
 
+import math
 import os
 import re
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 from pretrain.data.manifest_upgrade import ONLY_SOURCE
-from pretrain.errors import UserError
+from pretrain.errors import UserError, spelled
 
 SPECIAL_PIECES = 5
 """<unk>, <s>, </s>, <pad> and the line break: in every tokenizer that is trained here."""
@@ -36,9 +37,18 @@ def require_paths(**paths: str | list[str]) -> None:
             raise UserError(f"{key}={value!r} holds an empty path; name a file or folder ('.' for this one)")
 
 
-FilterValue = str | int | bool | None
-Filters = dict[str, FilterValue | list[FilterValue]]
-"""Dotted key -> value, or list of values, as they stand in JSON."""
+Filters = dict[str, Any]
+"""Dotted key -> value, or list of values, as they stand in JSON: text, numbers, true, false and null."""
+
+
+def _require_filters(name: str, filters: Filters) -> None:
+    """UserError for a filter that can match nothing."""
+    for key, given in filters.items():
+        if not key.strip() or "=" in key or given == []:
+            raise UserError(f"{name}={{{key}: {given}}} must map a key without '=' to values, as in {name}={{meta.set: [A, B]}}")
+        for value in given if isinstance(given, list) else [given]:
+            if not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+                raise UserError(f"{name}={{{key}: {spelled(value)}}} must map {key} to text, a number, true, false or null, or to a list of these")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +58,8 @@ class InputConfig:
     input     files or folders: .txt and .md (a file is a document), .jsonl, .jsonl.gz, .jsonl.zst (a line is), .parquet and .arrow (a row is),
               folders written by Hugging Face `datasets.save_to_disk`.
     text_key  key of a JSON line, or column, that holds the text; dots reach inside: `content.text`.
-    keep      only records with one of these values: {meta.set: [A, B]}. drop: all but those. A record that lacks the key is unreadable.
+    keep      only records with one of these values: {meta.set: [A, B]}. drop: all but those. A record that lacks the key is unreadable. Values are
+              compared as they are written, numbers by their value: 2 is 2.0 and "2", and a float32 column does not hold 0.1 but 0.100000001….
     """
 
     input: str | list[str]
@@ -61,9 +72,7 @@ class InputConfig:
         if not self.text_key.strip():
             raise UserError(f"text_key={self.text_key!r} is empty; name the key that holds the text")
         for name, filters in (("keep", self.keep), ("drop", self.drop)):
-            for key, values in filters.items():
-                if not key.strip() or "=" in key or values == []:
-                    raise UserError(f"{name}={{{key}: {values}}} must map a key without '=' to values, as in {name}={{meta.set: [A, B]}}")
+            _require_filters(name, filters)
         if both := sorted(set(self.keep) & set(self.drop)):
             raise UserError(f"keep and drop both look at {both[0]}; give the one that is shorter")
 

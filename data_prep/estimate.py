@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from scipy.special import stdtrit
-
 from data_prep.config import ExecutorConfig, InputConfig, TokenizeConfig, usable_cores
 from data_prep.filters import RecordFilter, spelled_filters
 from data_prep.inputs import InputFile, Piece, shards_of
@@ -21,6 +19,7 @@ from data_prep.progress import say, spelled_time
 from data_prep.readers import Wanted, read_records
 from pretrain.data.indexed import dtype_for
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.errors import counted
 
 PARTS_SAMPLED = 24
 _RECORDS = 400
@@ -72,7 +71,7 @@ def estimate(config: TokenizeConfig, tokenizer: Tokenizer, found: dict[str, list
         one = estimate_source(source, tokenizer, found[name])
         shards += len(shards_of(found[name], config.shard_bytes))
         if len(found) > 1:
-            say(f"{name}: {len(found[name]):,} files, {_size(one.input_bytes)}; {_tokens(one)}")
+            say(f"{name}: {counted(len(found[name]), 'file')}, {_size(one.input_bytes)}; {_tokens(one)}")
         total.add(one)
     _say_total(config, tokenizer, total, sum(map(len, found.values())), shards)
     if config.executor.kind == "slurm":
@@ -96,6 +95,8 @@ def estimate_source(source: InputConfig, tokenizer: Tokenizer, files: list[Input
     n = len(samples)
     half = math.nan
     if n > 1:  # of a ratio estimator
+        from scipy.special import stdtrit  # only a dry run needs it
+
         spread = sum((sample.tokens - ratio * sample.input_bytes) ** 2 for sample in samples) / (n - 1)
         share = min(read / size, 1.0)
         half = stdtrit(n - 1, 0.975) * math.sqrt(spread / n * (1 - share)) / (read / n) * size
@@ -169,13 +170,14 @@ def _say_total(config: TokenizeConfig, tokenizer: Tokenizer, total: Estimate, fi
     dtype = dtype_for(tokenizer.size)
     disk = total.tokens * dtype.itemsize + total.documents * _IDX_BYTES_PER_DOCUMENT
     share = total.sampled_bytes / max(total.input_bytes, 1)
-    say(f"dry run: {files:,} files, {_size(total.input_bytes)}; sampled {len(total.samples)} parts, {_size(total.sampled_bytes)} ({share:.2%})")
-    say(f"{_tokens(total)}; {total.documents:,.0f} documents, {shards:,} shards of {dtype}")
+    sampled = f"{counted(len(total.samples), 'part')}, {_size(total.sampled_bytes)} ({share:.2%})"
+    say(f"dry run: {counted(files, 'file')}, {_size(total.input_bytes)}; sampled {sampled}")
+    say(f"{_tokens(total)}; {counted(total.documents, 'document')}, {counted(shards, 'shard')} of {dtype}")
     bad, records = (sum(getattr(sample, key) for sample in total.samples) for key in ("bad", "records"))
     if bad:
         over = bad > config.max_bad_fraction * records
         fails = f": more than max_bad_fraction={config.max_bad_fraction:g}, so the preparation would fail" if over else ""
-        say(f"unreadable: {bad:,} of {records:,} sampled records{fails}")
+        say(f"unreadable: {bad:,} of {counted(records, 'sampled record')}{fails}")
     place = next(path for path in (Path(config.output).absolute(), *Path(config.output).absolute().parents) if path.is_dir())
     free = shutil.disk_usage(place).free
     enough = "" if free > 1.05 * disk else ": not enough"
@@ -184,7 +186,7 @@ def _say_total(config: TokenizeConfig, tokenizer: Tokenizer, total: Estimate, fi
         workers = _workers(config.executor, config.workers, shards)
         speed = total.tokens / total.seconds
         duration = spelled_time(total.seconds / workers)
-        say(f"time: about {duration} with {workers:,} workers, at {speed:,.0f} tokens/s each, as in the sample on this machine")
+        say(f"time: about {duration} with {counted(workers, 'worker')}, at {speed:,.0f} tokens/s each, as in the sample on this machine")
     say("nothing was written")
 
 
@@ -195,10 +197,10 @@ def _workers(executor: ExecutorConfig, workers: int | None, shards: int) -> int:
 
 def _tokens(one: Estimate) -> str:
     if one.half == 0:
-        return f"about {one.tokens:,.0f} tokens (all of it was looked at)"
+        return f"about {counted(one.tokens, 'token')} (all of it was looked at)"
     if math.isnan(one.half):
-        return f"about {one.tokens:,.0f} tokens (one part was sampled, so there is no interval)"
-    return f"{one.tokens:,.0f} tokens ({max(one.tokens - one.half, 0):,.0f} to {one.tokens + one.half:,.0f}: 95% interval)"
+        return f"about {counted(one.tokens, 'token')} (one part was sampled, so there is no interval)"
+    return f"{counted(one.tokens, 'token')} ({max(one.tokens - one.half, 0):,.0f} to {one.tokens + one.half:,.0f}: 95% interval)"
 
 
 def _size(count: float) -> str:

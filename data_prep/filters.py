@@ -1,10 +1,11 @@
-"""Which records of a source stay: dotted keys looked up in a JSON object, and values compared as they are written.
+"""Which records of a source stay: dotted keys looked up in a JSON object, and values compared as they are written (numbers by value).
 
 A key reaches inside objects (`meta.redpajama_set_name`); one that holds a dot itself is found too (`{"meta.set": …}` before `{"meta": {"set": …}}`).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from data_prep.config import Filters
@@ -43,7 +44,13 @@ def _inside(record: Mapping[str, Any], key: str) -> tuple[Any] | None:
 def spelled_filters(filters: Filters) -> dict[str, tuple[str, ...]]:
     """Dotted key -> values as they are written, sorted: equal filters look equal."""
     listed = {key: values if isinstance(values, list) else [values] for key, values in sorted(filters.items())}
-    return {key: tuple(sorted({spelled(value) for value in values})) for key, values in listed.items()}
+    return {key: tuple(sorted({_written(value) for value in values})) for key, values in listed.items()}
+
+
+def _written(value: Any) -> str:
+    """A value as it is written; equal numbers are written alike."""
+    number = float(value) if isinstance(value, Decimal) else value  # of a Parquet column
+    return str(int(number)) if isinstance(number, float) and number.is_integer() else spelled(number)
 
 
 @dataclass(frozen=True)
@@ -61,9 +68,9 @@ class RecordFilter:
     def reason(self, record: Mapping[str, Any]) -> str:
         """`KEY=VALUE` that takes the record out, or "" where it stays. Raises Missing where a key is not there."""
         for key, values in self.keep.items():
-            if (found := spelled(look_up(record, key))) not in values:
+            if (found := _written(look_up(record, key))) not in values:
                 return f"{key}={found}"
         for key, values in self.drop.items():
-            if (found := spelled(look_up(record, key))) in values:
+            if (found := _written(look_up(record, key))) in values:
                 return f"{key}={found}"
         return ""

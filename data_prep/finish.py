@@ -17,7 +17,7 @@ from data_prep.progress import say
 from pretrain.data.files import atomic_writer
 from pretrain.data.manifest import FILE_NAME, CodeRecord, Manifest, Request, SourceRecord
 from pretrain.data.manifest_rules import FORMAT_VERSION
-from pretrain.errors import UserError
+from pretrain.errors import UserError, are, counted
 
 REQUEST = "prepare.json"
 QUARANTINE = "quarantine.jsonl"
@@ -47,8 +47,8 @@ def _finish(output: Path, plan: Plan) -> dict[str, Manifest]:
         if part is not None:
             parts[job.number] = part
     if missing := [job for job in plan.jobs if job.number not in parts]:
-        reason = _reason(output, missing)
-        raise UserError(f"{len(missing)} of {len(plan.jobs)} shards are missing{reason}; run the tokenize command again, which continues")
+        which = f"{len(missing)} of {counted(len(plan.jobs), 'shard')} {are(len(missing))} missing{_reason(output, missing)}"
+        raise UserError(f"{which}; run the tokenize command again, which continues")
     return write_manifests(output, plan, parts)
 
 
@@ -94,7 +94,7 @@ def check_budget(output: Path, plan: Plan, parts: Mapping[int, Part], budget: Bu
         quarantine = merge_quarantine(output, plan, parts)
         key, accepted = ("", f", or run again with max_bad_fraction={min(1.0, 1.1 * bad / records):.2g}") if bad < records else (" or text_key", "")
         raise UserError(
-            f"{bad} of {records} records are unreadable, more than max_bad_fraction={plan.max_bad_fraction:g}, "
+            f"{bad} of {counted(records, 'record')} {are(bad)} unreadable, more than max_bad_fraction={plan.max_bad_fraction:g}, "
             f"the first because of: {_first_reason(quarantine)}; see {quarantine}, then mend the input{key} and remove {output}{accepted}"
         )
 
@@ -163,9 +163,10 @@ def _manifest(plan: Plan, parts: Mapping[int, Part], name: str) -> Manifest:
     counts = {"documents": source.documents, "empty": source.empty, "bad": source.bad, "filtered": sum(source.filtered.values())}
     shards = tuple(part.record for job in plan.jobs if job.source == name and (part := parts[job.number]).record is not None)
     if not shards:
-        filtered = f", and {counts['filtered']} were filtered out" if counts["filtered"] else ""
+        filtered = f", and {counts['filtered']} filtered out" if counts["filtered"] else ""
         whose = f"the source {name}" if len(plan.request.sources) > 1 else "the input"
-        raise UserError(f"{whose} holds no text: {counts['empty']} empty and {counts['bad']} unreadable documents{filtered}; give files with text")
+        without = f"{counts['empty']} empty and {counted(counts['bad'], 'unreadable document')}"
+        raise UserError(f"{whose} holds no text: {without}{filtered}; give files with text")
     return Manifest(
         format_version=FORMAT_VERSION,
         tokenizer=plan.tokenizer,
@@ -227,5 +228,5 @@ def summary(folder: Path, manifest: Manifest, quarantine: Path) -> str:
     dropped = f"; dropped {manifest.counts['empty']:,} empty" if manifest.counts["empty"] else ""
     filtered = f"; filtered {manifest.counts['filtered']:,}" if manifest.counts["filtered"] else ""
     bad = f"; {manifest.counts['bad']:,} unreadable, see {quarantine}" if manifest.counts["bad"] else ""
-    size = f"{manifest.tokens:,} tokens in {manifest.documents:,} documents, {len(manifest.shards)} shard(s) of {manifest.dtype}"
-    return f"{folder}: {size}{dropped}{filtered}{bad}"
+    size = f"{counted(manifest.tokens, 'token')} in {counted(manifest.documents, 'document')}"
+    return f"{folder}: {size}, {counted(len(manifest.shards), 'shard')} of {manifest.dtype}{dropped}{filtered}{bad}"

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from data_prep.ngrams import Normalization
 from data_prep.overlap import Overlap, find_overlaps
@@ -13,7 +14,7 @@ from data_prep.progress import say
 from pretrain.data.files import atomic_writer, write_once
 from pretrain.data.gsm8k_readers import Line, read_problems
 from pretrain.data.problems import Problem, problem_lines, read_problem_file
-from pretrain.errors import UserError
+from pretrain.errors import UserError, are, counted
 from pretrain.outputs import require_writable
 
 _SHOWN = 3
@@ -40,7 +41,7 @@ def write_gsm8k(config: Gsm8kConfig) -> Path:
     new = write_once(output, problem_lines(reading.problems))
     with atomic_writer(output.with_name(output.name + ".report.json")) as stream:
         stream.write(json.dumps(report, indent=1).encode())
-    say(_summary(output, report) if new else f"{output} already holds these {len(reading.problems):,} problems; nothing to do")
+    say(_summary(output, report) if new else f"{output} already holds what was read, {counted(len(reading.problems), 'problem')}; nothing to do")
     return output
 
 
@@ -63,7 +64,7 @@ def read_inputs(config: Gsm8kConfig) -> Reading:
         larger = f"accept them with max_bad_fraction={min(1.0, 1.1 * len(bad) / lines):.2g}"
         accepted = larger if problems else f"set another kind= than {config.kind}"
         raise UserError(
-            f"{len(bad)} of {lines} lines are not problems, more than max_bad_fraction={config.max_bad_fraction:g}; the first "
+            f"{len(bad)} of {counted(lines, 'line')} cannot be read as a problem, more than max_bad_fraction={config.max_bad_fraction:g}; the first "
             f"is line {bad[0].line} of {bad[0].file}: {bad[0].reason}; see {quarantine}, then mend the input, or {accepted}"
         )
     return Reading(problems, bad)
@@ -115,13 +116,14 @@ def _require_little_overlap(config: Gsm8kConfig, held_out: list[Problem], overla
         shares = ["equal" if overlap.exact else f"{overlap.share:.0%}" for overlap in overlaps[:_SHOWN]]
         shown = ", ".join(f"{overlap.held_out} in {overlap.training} ({share})" for overlap, share in zip(overlaps, shares, strict=False))
         raise UserError(
-            f"{len(overlaps)} of {len(held_out)} held-out problems are contained in the input, more than max_overlap={config.max_overlap:g}: {shown}"
+            f"{len(overlaps)} of {counted(len(held_out), 'held-out problem')} {are(len(overlaps))} contained in the input, more than "
+            f"max_overlap={config.max_overlap:g}: {shown}"
             f"{', …' if len(overlaps) > _SHOWN else ''}; leave those lines out of the input, or accept them with "
             f"max_overlap={min(1.0, 1.1 * len(overlaps) / len(held_out)):.2g}"
         )
 
 
-def _report(reading: Reading, held_out: list[Problem], overlaps: list[Overlap]) -> dict[str, object]:
+def _report(reading: Reading, held_out: list[Problem], overlaps: list[Overlap]) -> dict[str, Any]:
     norm = Normalization()
     questions = Counter(norm.text(problem.question) for problem in reading.problems)
     return {
@@ -136,10 +138,11 @@ def _report(reading: Reading, held_out: list[Problem], overlaps: list[Overlap]) 
     }
 
 
-def _summary(output: Path, report: dict[str, object]) -> str:
-    text = f"{output}: {report['problems']:,} problems, {report['different_questions']:,} different questions; {report['bad_lines']:,} bad line(s)"
+def _summary(output: Path, report: dict[str, Any]) -> str:
+    different, bad = counted(report["different_questions"], "different question"), counted(report["bad_lines"], "bad line")
+    text = f"{output}: {counted(report['problems'], 'problem')}, {different}; {bad}"
     if held_out := report["held_out_problems"]:
-        text += f"; contains {report['held_out_contained']:,} of {held_out:,} held-out problems ({report['held_out_equal']:,} equal)"
+        text += f"; contains {report['held_out_contained']:,} of {counted(held_out, 'held-out problem')} ({report['held_out_equal']:,} equal)"
     else:
         text += "; overlap with held-out problems was not checked (against=TEST_FILE checks it)"
     return text

@@ -17,7 +17,7 @@ from data_prep.progress import say
 from data_prep.symbolic_templates import BROKEN, Template, load_templates
 from pretrain.data.files import write_once
 from pretrain.data.problems import MARK, Problem, answer_value, problem_lines
-from pretrain.errors import UserError
+from pretrain.errors import UserError, are, counted
 from pretrain.outputs import require_writable
 
 TEST, TRAIN, TEXT = "test", "train", "text"
@@ -39,10 +39,11 @@ def write_symbolic(config: GsmSymbolicConfig) -> None:
         if count:
             draws = Draws(config, templates, split)
             write_once(output / f"{split}.jsonl", _content(draws.take(count), as_text=split == TEXT))
-            ended = f" ({len(draws.exhausted)} templates ran out of new questions)" if draws.exhausted else ""
+            ended = f" ({counted(len(draws.exhausted), 'template')} ran out of new questions)" if draws.exhausted else ""
             said.append(f"{count:,} to {'pretrain on' if split == TEXT else 'train on' if split == TRAIN else 'hold out'}{ended}")
     steps = [effort(template, config.difficulty)[0] for template in templates.values()]
-    say(f"{output}: {', '.join(said)}; {len(templates)} templates of {min(steps):g} to {max(steps):g} steps: {', '.join(map(str, templates))}")
+    which = f"{counted(len(templates), 'template')} of {min(steps):g} to {max(steps):g} steps: {', '.join(map(str, templates))}"
+    say(f"{output}: {', '.join(said)}; {which}")
 
 
 def problem_text(problem: Problem) -> str:
@@ -98,7 +99,8 @@ class Draws:
                     problems.append(problem)
         if len(problems) < count:
             raise UserError(
-                f"{len(self.templates)} templates have only {len(problems):,} different {self.split} questions, and {count:,} are wanted; "
+                f"{counted(len(self.templates), 'template')} cannot make more than {counted(len(problems), f'different {self.split} question')}, and "
+                f"{count:,} {are(count)} wanted; "
                 "use more templates, or a smaller count"
             )
         return problems

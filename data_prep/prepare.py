@@ -25,7 +25,7 @@ from pretrain.data.manifest import FILE_NAME, Manifest, Request, RequestedSource
 from pretrain.data.manifest_rules import FORMAT_VERSION
 from pretrain.data.records import Malformed, read_record
 from pretrain.data.tokenizer import Tokenizer
-from pretrain.errors import UserError
+from pretrain.errors import UserError, counted
 from pretrain.outputs import require_writable
 
 _MIN_RECORDS = 1000
@@ -103,7 +103,7 @@ def _finished(config: TokenizeConfig, request: Request) -> dict[str, Manifest]:
 
 def _say_finished(output: Path, manifests: dict[str, Manifest]) -> None:
     tokens, documents = (sum(getattr(manifest, key) for manifest in manifests.values()) for key in ("tokens", "documents"))
-    say(f"{output} is already prepared: {tokens:,} tokens in {documents:,} documents; nothing to do")
+    say(f"{output} is already prepared: {counted(tokens, 'token')} in {counted(documents, 'document')}; nothing to do")
 
 
 def _require_ours(output: Path) -> None:
@@ -163,7 +163,7 @@ def _run(config: TokenizeConfig, output: Path, plan: Plan) -> dict[int, Part] | 
     parts = {job.number: part for job in plan.jobs if (part := _finished_part(output, plan, job)) is not None}
     waiting = [job for job in plan.jobs if job.number not in parts]
     if parts:
-        say(f"continuing: {len(parts)} of {len(plan.jobs)} shards were finished before")
+        say(f"continuing: {len(parts)} of {counted(len(plan.jobs), 'shard')} finished before")
     _mark_completed(output, plan, parts)
     watch, budget = Watch.over(output, waiting), Budget.of(parts.values())
 

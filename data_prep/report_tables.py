@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from data_prep.progress import say
+from pretrain.errors import counted
 
 
 def wide_console() -> Console:
@@ -59,6 +60,7 @@ def show_duplicates(report: dict[str, Any], output: Path) -> None:
             table.add_row(name, f"{one['documents']:,}", f"{one['tokens']:,}", *redundant)
         console.print(table)
         for pair in found["across_sources"]:
-            console.print(f"{pair['groups']:,} groups of {kind} duplicates span {pair['sources'][0]} and {pair['sources'][1]}", highlight=False)
+            groups, (one, other) = counted(pair["groups"], f"group of {kind} duplicates", f"groups of {kind} duplicates"), pair["sources"]
+            console.print(f"in {one} and {other}: {groups}", highlight=False)
     notes = "a document is redundant if an earlier one is its duplicate; of a source in against, if the corpus holds one; raw text is in words"
     say(f"{notes}; largest groups, with text: {output / 'report.json'}")

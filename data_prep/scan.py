@@ -21,7 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from data_prep.documents import Unit
 from data_prep.progress import say
 from pretrain.data.files import atomic_writer
-from pretrain.errors import UserError
+from pretrain.errors import UserError, counted
 from pretrain.outputs import cannot_write, require_writable
 
 REPORT = "report.json"
@@ -74,7 +74,7 @@ def scan(units: list[Unit], work: Work, output: Path, *, workers: int) -> list[R
             results[unit.number] = _read(path)
     waiting = [unit for unit in units if unit.number not in results]
     if results and waiting:
-        say(f"continuing: {len(results)} of {len(units)} files were finished before")
+        say(f"continuing: {len(results)} of {counted(len(units), 'file')} finished before")
     with _progress(sum(unit.bytes for unit in waiting)) as count:
         for unit, result in _run(waiting, work, output, workers, count):
             results[unit.number] = result
@@ -171,6 +171,6 @@ def _progress(total: int) -> Iterator[Count]:
         if now - last >= _LINE_SECONDS:
             last, speed = now, read / (now - start)
             left = (total - read) / max(speed, 1e-9)
-            say(f"{read / max(total, 1):.0%} of {total / 1e6:,.0f} MB, {documents:,} documents, {speed / 1e6:,.1f} MB/s, {left:,.0f} s left")
+            say(f"{read / max(total, 1):.0%} of {total / 1e6:,.0f} MB, {counted(documents, 'document')}, {speed / 1e6:,.1f} MB/s, {left:,.0f} s left")
 
     yield line

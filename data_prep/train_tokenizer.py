@@ -20,7 +20,7 @@ from pretrain.data.files import atomic_writer, file_hash
 from pretrain.data.manifest import InputRecord
 from pretrain.data.records import Malformed, read_record
 from pretrain.data.tokenizer import Tokenizer
-from pretrain.errors import UserError
+from pretrain.errors import UserError, counted
 from pretrain.outputs import require_writable
 
 UNK_ID, BOS_ID, EOS_ID, PAD_ID = range(4)
@@ -72,7 +72,7 @@ def _require_readable(config: TrainTokenizerConfig, files: list[InputFile]) -> N
         first = list(islice(read_records(whole(file.path), Wanted(config.text_key)), _LOOKED_AT))
         if first and all(record.text is None for record in first):
             raise UserError(
-                f"the first {len(first)} record(s) of {file.path} cannot be read ({first[0].reason}); "
+                f"the first {counted(len(first), 'record')} of {file.path} cannot be read ({first[0].reason}); "
                 "set text_key to the key of its text, or leave it out of the input"
             )
 
@@ -151,7 +151,7 @@ def _require_text(config: TrainTokenizerConfig, files: list[InputFile]) -> Itera
         if not line.isspace():
             return chain(start, stream)
     reason = f" (the first because of: {lines.first_reason})" if lines.bad else ""
-    raise UserError(f"the input holds no text: {lines.documents} empty and {lines.bad} unreadable documents{reason}; give files with text")
+    raise UserError(f"the input holds no text: {lines.documents} empty and {counted(lines.bad, 'unreadable document')}{reason}; give files with text")
 
 
 class _Lines:

@@ -48,7 +48,9 @@ def likelihood(tree: dict[str, Any]) -> None:
     device = choose_device(config.device)
     trained = open_trained(Path(config.checkpoint), config.step)
     held_out = HeldOut(trained, config, device)
-    with SamplingDisplay(len(held_out.numbers()) * trained.run.batch.length, sys.stderr, what="scoring") as display:
+    print(f"scoring {trained.folder}, {held_out.describe()}", file=sys.stderr)
+    total = len(held_out.numbers()) * trained.run.batch.length
+    with SamplingDisplay(total, sys.stderr, what="scoring") as display:
         result = held_out.nelbo(display.advance) if config.likelihood == "nelbo" else held_out.ode(display.advance)
     print(f"{trained.folder} | {trained.run.objective.name}, {config.likelihood} | {result.describe()}")
 

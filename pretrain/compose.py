@@ -4,6 +4,7 @@ Every mistake comes out as one UserError sentence with the full dotted key and t
 that is rules.py. Hydra writes no folder, keeps the working directory and installs no logging.
 """
 
+import argparse
 import contextlib
 import io
 import json
@@ -27,6 +28,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pretrain.arguments import SOURCES, prepared, unreadable
 from pretrain.command_line import is_main_rank
 from pretrain.errors import UserError, nearest, spelled
+from pretrain.help_text import help_text
 from pretrain.launch_config import FEWEST_SELFTEST_STEPS, SELFTEST_STEPS, VERIFY_KEYS, PlanConfig, VerifyConfig
 from pretrain.presets import REQUIRED, register
 from pretrain.run_config import RunConfig
@@ -111,6 +113,10 @@ def compose_arguments(config_name: str) -> DictConfig | None:
     arguments = sys.argv[1:]
     if any(argument == "-m" or argument.startswith("--mu") for argument in arguments):
         raise UserError("--multirun cannot start a second rendezvous inside one torchrun: start one command per point")
+    if {"--help", "-h"} & set(arguments):
+        if is_main_rank():
+            print(help_text(_defaults_of(config_name), _groups(_config_dir(arguments))))
+        return None
     sections = {key.partition(".")[0] for key in known_keys(RunConfig) if "." in key} | {"plan"}
     arguments = prepared(arguments, _groups(), sections)
     try:
@@ -125,7 +131,7 @@ def compose_arguments(config_name: str) -> DictConfig | None:
 
 
 def _hydra_command(config_name: str, arguments: list[str]) -> DictConfig | None:
-    """Hydra's own flags: --help, --cfg job, --config-dir DIR and the rest."""
+    """Hydra's own flags: --cfg job, --config-dir DIR and the rest."""
     composed: list[DictConfig] = []
     said = io.StringIO()
     before, words = os.environ.get("HYDRA_FULL_ERROR"), sys.argv
@@ -133,7 +139,7 @@ def _hydra_command(config_name: str, arguments: list[str]) -> DictConfig | None:
     sys.argv = [words[0], *arguments]
     try:
         with contextlib.ExitStack() as stack:
-            if not is_main_rank():  # --help and --cfg answer once, not once per rank
+            if not is_main_rank():  # --cfg answers once, not once per rank
                 stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
             stack.enter_context(contextlib.redirect_stderr(said))
             hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)(composed.append)()
@@ -190,9 +196,20 @@ def _section(hint: Any) -> type | None:
     return found[0] if found else None
 
 
-def _groups() -> dict[str, list[str]]:
-    """Name -> choices of every configuration group of this program: folders of configs/, and nodes of the store."""
-    groups = {folder.name: [path.stem for path in folder.glob("*.yaml")] for folder in CONFIGS.iterdir() if folder.is_dir()}
+def _config_dir(arguments: list[str]) -> Path | None:
+    """The folder of --config-dir, as Hydra reads it."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--config-dir", "-cd", type=Path)
+    with contextlib.suppress(argparse.ArgumentError):
+        return parser.parse_known_args(arguments)[0].config_dir
+    return None
+
+
+def _groups(more: Path | None = None) -> dict[str, list[str]]:
+    """Name -> choices of every configuration group of this program: folders of configs/ and of `more`, and nodes of the store."""
+    groups: dict[str, list[str]] = {}
+    for folder in [path for root in (CONFIGS, more) if root and root.is_dir() for path in root.iterdir() if path.is_dir()]:
+        groups.setdefault(folder.name, []).extend(path.stem for path in folder.glob("*.yaml"))
     groups["model"] += [name.removesuffix(".yaml") for name in ConfigStore.instance().repo["model"]]
     return groups | {"hydra": ["default"]}
 
@@ -263,14 +280,18 @@ def _hydra_sentence(error: Exception, config_name: str, arguments: list[str]) ->
 
 def _composed_keys(config_name: str, task: list[str]) -> list[str]:
     """Dotted names of what a command with no more than its task composes to, and its groups."""
-    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        composed = hydra.compose(config_name, task, return_hydra_config=True)
+    composed = _defaults_of(config_name, task)
     groups = [group for group in composed.hydra.runtime.choices if not group.startswith("hydra/")]
     tree: Any = OmegaConf.to_container(composed)
     del tree["hydra"]
     leaves = [key for key, _ in _leaves(tree)]
     sections = {key[: match.start()] for key in leaves for match in re.finditer(r"\.", key)}
     return sorted({*groups, *leaves, *sections})
+
+
+def _defaults_of(config_name: str, task: list[str] | None = None) -> DictConfig:
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return hydra.compose(config_name, task or [], return_hydra_config=True)
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

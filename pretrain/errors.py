@@ -25,6 +25,17 @@ def spelled(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
+def counted(number: float, one: str, many: str = "") -> str:
+    """`1 file`, `1,200 files`. many: the plural, where it is not `one` with an s."""
+    digits = f"{number:,.0f}"
+    return f"{digits} {one if digits == '1' else many or one + 's'}"
+
+
+def are(number: int) -> str:
+    """`is` after "1 of 3 files", `are` after "2 of 3 files"."""
+    return "is" if number == 1 else "are"
+
+
 def nearest(name: str, options: Sequence[str]) -> str:
     """`; did you mean …?`, or the options themselves where none is near and they are few."""
     near = [option for option in difflib.get_close_matches(name, options, n=3, cutoff=0.6) if option != name]

@@ -1,6 +1,7 @@
 """What a run writes down about itself: its log's opening facts, and a record of every few steps."""
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,11 +11,12 @@ from pretrain.backbones.parameters import count_parameters
 from pretrain.build import compute_dtype
 from pretrain.checkpoint.layout import Layout
 from pretrain.engine.statistics import TIME_BINS, StepResult, time_records
+from pretrain.errors import counted
 from pretrain.objectives.base import Objective
 from pretrain.parallel.groups import Groups
 from pretrain.rules import Derived, run_flops_per_token
 from pretrain.run_config import RunConfig
-from pretrain.telemetry.log import RunLog
+from pretrain.telemetry.log import LOG_NAME, RunLog
 from pretrain.telemetry.throughput import Compute, Throughput, device_peak, peak_memory_gib
 
 
@@ -68,7 +70,20 @@ def open_log(
             "compute": dtype,
         },
     )
+    for sentence in _opening(config, derived, f"{layout}, {dtype} on {device.type}", resumed_step):
+        log.say(sentence)
     return log, Throughput(flops, peak.flops, ranks=groups.world_size)
+
+
+def _opening(config: RunConfig, derived: Derived, where: str, resumed_step: int | None) -> Iterator[str]:
+    """What a start prints first."""
+    parameters = count_parameters(config.backbone, derived.model_size) / 1e6
+    kind = f"{config.objective.name} with {parameters:,.4g}M parameters ({config.backbone.kind})"
+    yield f"{config.directory}: {kind}, {where}; log: {config.directory / LOG_NAME}"
+    begins = f"from step {resumed_step:,}, " if resumed_step else ""
+    leaves = f", leaving at step {derived.last_step:,}" if derived.last_step != derived.steps else ""
+    size = f"{config.batch.global_sequences} x {config.batch.length} = {derived.tokens_per_step:,} tokens"
+    yield f"{begins}{counted(derived.steps, 'step')} of {size}, {derived.steps * derived.tokens_per_step:.4g} tokens in all{leaves}"
 
 
 def training_record(

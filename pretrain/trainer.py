@@ -27,7 +27,7 @@ from pretrain.checkpoint.saving import Saved, Saving
 from pretrain.convert.initial import require_own, start_from
 from pretrain.data.batch import BatchShard
 from pretrain.data.loader import Loader, build_loader
-from pretrain.data.phases import to_record
+from pretrain.data.phases import begun, to_record
 from pretrain.data.samples import HeldOutSamples, TrainingStream
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.engine.safe_files import require_safe
@@ -185,6 +185,7 @@ class Trainer:
                 self.step = step
                 self.throughput.add(self.derived.tokens_per_step)
                 self.log.advance(step)
+                self._say_phase(step)
                 if self._due(step, self.config.telemetry.log_every):
                     self._record(step, lr, window)
                     window = Window()
@@ -285,6 +286,12 @@ class Trainer:
             return
         tokens, per_step = step * self.derived.tokens_per_step, self.derived.tokens_per_step
         self.log.train(step, training_record(window, speed, tokens=tokens, tokens_per_step=per_step, lr=lr, device=self.device) | ranks)
+
+    def _say_phase(self, step: int) -> None:
+        """With the record of its first step, so that a run that goes on from before that step says it again, and one from after it does not."""
+        first, before = (self.samples.numbers(number).start if number >= 0 else None for number in (step - 1, step - 2))
+        if first is not None and (said := begun(self.samples.phases, first, before, length=self.config.batch.length)):
+            self.log.event(step, "phase", said)
 
     def _open_log(self, checkpoint: Checkpoint | None) -> tuple[RunLog, Throughput]:
         resumed = checkpoint.step if checkpoint else None

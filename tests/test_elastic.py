@@ -127,6 +127,11 @@ def test_a_schedule_changes_from_here_on_and_the_change_is_recorded(tmp_path: Pa
     assert len({address[1:] for address in found}) == 48, "no window comes twice"
     assert {source for number, source, *_ in found if number < 24 or number >= 40} == {"words"}
     assert {source for number, source, *_ in found if 24 <= number < 40} == {"words", "other"}
-    events = [record for record in read_log(tmp_path / "runs" / "small" / "log.jsonl") if record["kind"] == "event" and record["event"] == "data"]
+    log = list(read_log(tmp_path / "runs" / "small" / "log.jsonl"))
+    events = [record for record in log if record.get("event") == "data"]
     assert ["from 384 tokens on words 50%, other 50%" in str(event) for event in events] == [True, False]
     assert "from 640 tokens on words 100%" in str(events[1])
+    phases = [(record["step"], record["message"]) for record in log if record.get("event") == "phase"]
+    assert phases == [
+        (4, "phase 2 of 2 begins at 384 tokens, to the end: words 50%, other 50%"), (6, "phase 3 of 3 begins at 640 tokens, to the end: words 100%")
+    ]  # fmt: skip

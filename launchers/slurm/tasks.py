@@ -1,5 +1,7 @@
-"""What submit.py can do with a composed submission. Each returns an exit code; with `dry` it prints the script, and writes and submits nothing."""
+"""What submit.py can do with a composed submission. Each returns an exit code; with `dry` it prints the script, for a run after its plan (on
+standard error: the script alone can be redirected into a file), and writes and submits nothing."""
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +18,12 @@ from pretrain.cluster.submission import (
     checkpoint_bytes,
     fitting_batch,
     make_job,
+    plan_of,
     refuse_living,
     submit,
 )
 from pretrain.plan.plan import Needs, check_directory
-from pretrain.plan.table import size
+from pretrain.plan.table import show, size
 
 DRILLS = "drill"
 PREFLIGHT_SECONDS = 120
@@ -32,6 +35,7 @@ def train(submission: Submission, dry: bool) -> int:
     needs = check_layout(submission)
     job = make_job(submission, needs)
     if dry:
+        show(plan_of(submission, needs), sys.stderr)
         print(render(job))
         return 0
     check_start(submission, needs)

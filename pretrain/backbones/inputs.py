@@ -3,6 +3,9 @@
 Shape suffixes: L positions, B sequences, D width, K weighted ids of a position, J digits, E latent width, F features.
 """
 
+import pretrain.parallel.lean_megatron  # noqa: F401  # before megatron-core
+
+# isort: split
 import torch
 import torch.nn.functional as F
 from megatron.core.tensor_parallel import (

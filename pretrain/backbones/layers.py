@@ -7,6 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import pretrain.parallel.lean_megatron  # noqa: F401  # before megatron-core
+
+# isort: split
 import torch
 import torch.nn.functional as F
 from megatron.core.process_groups_config import ProcessGroupCollection

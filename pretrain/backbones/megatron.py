@@ -10,6 +10,9 @@ Shape suffixes: L positions, B sequences, D width, v this rank's share of the pa
 from collections.abc import Iterator
 from typing import Any
 
+import pretrain.parallel.lean_megatron  # noqa: F401  # before megatron-core
+
+# isort: split
 import torch
 import torch.nn.functional as F
 from megatron.core.enums import ModelType

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pretrain.parallel.lean_megatron  # noqa: F401  # before megatron-core
+
+# isort: split
 from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType

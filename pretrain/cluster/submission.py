@@ -29,10 +29,10 @@ from pretrain.cluster.code_version import code_version, difference
 from pretrain.cluster.script import REPOSITORY, Job, Task, render
 from pretrain.compose import Command, command_from_tree, compose_arguments, resolved, typed
 from pretrain.errors import UserError
-from pretrain.launch_config import VERIFY_KEYS
+from pretrain.launch_config import VERIFY_KEYS, PlanConfig
 from pretrain.outputs import cannot_write
 from pretrain.plan.memory import objective_elements
-from pretrain.plan.plan import Needs, check_batch, check_data, check_directory, check_fits, work_out_needs
+from pretrain.plan.plan import Needs, Plan, check_batch, check_data, check_directory, check_fits, cost, work_out_needs
 from pretrain.redaction import redact
 from pretrain.rules import validate
 from pretrain.submit_config import SubmitConfig
@@ -88,10 +88,8 @@ def submission_from_arguments() -> Submission | None:
 def check_layout(submission: Submission) -> Needs:
     """What the run needs on the ranks of this job. Raises UserError where the layout is illegal, or its ranks would not fit."""
     settings = submission.settings
-    memory = submission.command.plan.memory_gib or settings.cluster.rank_memory_gib
-    assumptions = replace(submission.command.plan, ranks=settings.nodes * settings.cluster.ranks_per_node, memory_gib=memory)
     try:
-        needs = work_out_needs(submission.command.run, assumptions, local_ranks=settings.cluster.ranks_per_node)
+        needs = work_out_needs(submission.command.run, _assumptions(submission), local_ranks=settings.cluster.ranks_per_node)
     except UserError as error:
         others = _legal_nodes(submission)
         if not others:
@@ -99,6 +97,18 @@ def check_layout(submission: Submission) -> Needs:
         raise UserError(f"{error}; or use {' or '.join(f'nodes={nodes}' for nodes in others)}") from None
     check_fits(needs)
     return needs
+
+
+def plan_of(submission: Submission, needs: Needs) -> Plan:
+    """What the run costs on the ranks of this job."""
+    return cost(needs, _assumptions(submission))
+
+
+def _assumptions(submission: Submission) -> PlanConfig:
+    """The command's, on the ranks of this job and with their memory."""
+    plan, settings = submission.command.plan, submission.settings
+    memory = plan.memory_gib or settings.cluster.rank_memory_gib
+    return replace(plan, ranks=settings.nodes * settings.cluster.ranks_per_node, memory_gib=memory)
 
 
 def _legal_nodes(submission: Submission) -> list[int]:

@@ -95,9 +95,10 @@ def _loaded(folder: Path, trained: TrainedModel, objective: Objective, report: G
 
 
 def _compare_tokenizer(folder: Path, trained: TrainedModel, report: GateReport) -> None:
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PretrainedConfig
 
-    loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    # A tokenizer needs no code of the folder's. Its configuration does, and without it would be taken for one of another model, with a warning.
+    loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, config=PretrainedConfig())
     ids_NL = gate_texts.random_sequences(trained)
     texts = [*_TEXTS, *trained.tokenizer.decode(ids_NL.tolist())]
     wrong = [words for words in texts if loaded(words, add_special_tokens=False, verbose=False)["input_ids"] != trained.tokenizer.encode([words])[0]]

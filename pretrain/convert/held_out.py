@@ -21,7 +21,7 @@ from pretrain.data.samples import NumberedSample, ValidationSamples
 from pretrain.engine.loss import evaluation_nats
 from pretrain.engine.safe_files import read_safely
 from pretrain.engine.zero import OBJECTIVE_FILE
-from pretrain.errors import UserError
+from pretrain.errors import UserError, counted
 from pretrain.evaluation.config import EvaluationConfig
 from pretrain.evaluation.likelihood import LikelihoodResult, estimate_likelihood
 from pretrain.evaluation.ode_likelihood import OdeSettings, ode_likelihood
@@ -52,6 +52,14 @@ class HeldOut:
             corrupt=partial(self.objective.corrupt, evaluation=True), lookahead=self.objective.lookahead,
             draws=config.draws * self.objective.importance, seed=config.seed, parts=self.objective.evaluation_parts,
         )  # fmt: skip
+
+    def describe(self) -> str:
+        """What is about to be scored."""
+        numbers = self.numbers()
+        sequences = len(np.unique(self.samples.sequences(len(self.samples))[numbers]))
+        parameters = sum(parameter.numel() for parameter in self.network.parameters()) / 1e6
+        text = f"{counted(sequences, 'sequence')} of {self.batch.length} tokens, each {counted(len(numbers) / max(sequences, 1), 'time')}"
+        return f"{self.objective.name} with {parameters:,.4g}M parameters on {self.device}: {text}"
 
     def numbers(self) -> np.ndarray:
         """Samples of the sequences that are asked for; of one part each, part after part."""

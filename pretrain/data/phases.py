@@ -122,6 +122,21 @@ def continued(past: Sequence[Phase], planned: Sequence[Phase], *, at: int, decla
     return [*kept, *(dataclasses.replace(phase, start=max(phase.start, at)) for phase in future)]
 
 
+def begun(phases: Sequence[Phase], first: int, before: int | None, *, length: int) -> str | None:
+    """What the log says of a step that reads from sample `first` on, if it is the first of its phase; None for other steps, and where there is one
+    phase only. before: the first sample of the step before it, None: there is none. length: tokens of a sample."""
+    number = _place(phases, first)
+    if len(phases) < 2 or (before is not None and _place(phases, before) == number):
+        return None
+    phase = phases[number]
+    end = "to the end" if phase.end is None else f"to {length * phase.end:,}"
+    return f"phase {number + 1} of {len(phases)} begins at {length * first:,} tokens, {end}: {phase.describe()}"
+
+
+def _place(phases: Sequence[Phase], sample: int) -> int:
+    return sum(phase.start <= sample for phase in phases) - 1
+
+
 def to_record(phases: Sequence[Phase]) -> list[dict[str, Any]]:
     """Phases as JSON values."""
     return [dataclasses.asdict(phase) for phase in phases]

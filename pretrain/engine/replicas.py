@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pretrain.backbones.megatron import Stage
 from pretrain.parallel.groups import Groups
 
-_PIECE = 1 << 20
+_PIECE = 1 << 18
 """Entries hashed at once: the weights of a whole large parameter would take four times its memory."""
 _MIX = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # the constants of splitmix64, as signed numbers
 _ABSENT = -(1 << 63)
@@ -116,15 +116,15 @@ def _bits(value: Tensor) -> Tensor:
 
 def _weights(device: torch.device) -> Tensor:
     """weights_P, odd: splitmix64 of the position."""
-    x = torch.arange(1, _PIECE + 1, dtype=torch.int64, device=device) * _MIX[0]
-    x = (x ^ _shift(x, 30)) * _MIX[1]
-    x = (x ^ _shift(x, 27)) * _MIX[2]
-    return (x ^ _shift(x, 31)) | 1
+    x = torch.arange(1, _PIECE + 1, dtype=torch.int64, device=device).mul_(_MIX[0])
+    x.bitwise_xor_(_shift(x, 30)).mul_(_MIX[1])
+    x.bitwise_xor_(_shift(x, 27)).mul_(_MIX[2])
+    return x.bitwise_xor_(_shift(x, 31)).bitwise_or_(1)
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
     """Logical shift to the right, which torch has for unsigned numbers only."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _listed(ranks: tuple[int, ...]) -> str:

@@ -21,6 +21,11 @@ from deepspeed.runtime.fp16.loss_scaler import LossScaler  # noqa: E402
 from deepspeed.runtime.zero.config import ZeroStageEnum  # noqa: E402
 from deepspeed.utils.tensor_fragment import fragment_address  # noqa: E402
 
+from pretrain.parallel.late_compile import late_compile  # noqa: E402
+
+with late_compile():  # DeepSpeed looks for this optimizer when it is given another one
+    import deepspeed.runtime.zero.muon.original_muon  # noqa: F401, E402
+
 from pretrain.engine.safe_files import read_safely  # noqa: E402
 from pretrain.engine.snapshot import HostMemory, Snapshot, write_file  # noqa: E402
 

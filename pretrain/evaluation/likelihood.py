@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import logsumexp, stdtrit
 
 from pretrain.errors import UserError
 
@@ -112,6 +111,8 @@ def estimate_likelihood(
 
 def _combined(ids_R: np.ndarray, nats_R: np.ndarray, tokens_R: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Groups of `size` consecutive records of one sequence as one record each."""
+    from scipy.special import logsumexp  # 10 MiB of every rank: not before the first validation
+
     order_R = np.argsort(ids_R, kind="stable")
     ids_GS, nats_GS, tokens_GS = (values[order_R].reshape(-1, size) for values in (ids_R, np.asarray(nats_R, np.float64), tokens_R))
     if (ids_GS != ids_GS[:, :1]).any():
@@ -138,6 +139,8 @@ def unigram_entropy(counts_V: np.ndarray) -> float:
 
 def _ratio(nats_N: np.ndarray, tokens_N: np.ndarray) -> tuple[float, float]:
     """sum(nats) / sum(tokens), and half the width of its confidence interval: t * sqrt(n/(n-1) sum (y - R x)^2) / sum(x)."""
+    from scipy.special import stdtrit
+
     n = len(nats_N)
     mean = float(nats_N.sum() / tokens_N.sum())
     if n == 1:

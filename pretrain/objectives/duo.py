@@ -29,7 +29,7 @@ There is no low-variance form. The curriculum, when there is one, is described i
 Shape suffixes: B sequences, L positions, v this rank's share of the vocabulary, k ids of a softened input.
 """
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
@@ -40,10 +40,12 @@ from pretrain.hf_model.network_input import Attention, NetworkInput
 from pretrain.hf_model.uniform_diffusion import SMALLEST_ALPHA, NoiseLevel, time_conditioning
 from pretrain.objectives.base import Corrupted, Label, Objective, TokenLoss, open_text
 from pretrain.objectives.config import ObjectiveConfig
-from pretrain.objectives.gaussian_curriculum import GaussianCurriculum, SoftDraw
 from pretrain.parallel.noise import Noise
 from pretrain.parallel.vocab import VocabShard
 from pretrain.parallel.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from pretrain.objectives.gaussian_curriculum import GaussianCurriculum, SoftDraw
 
 
 @final
@@ -58,7 +60,11 @@ class Duo(Objective):
         super().__init__(vocabulary)
         self.config = config
         self.classes = vocabulary.model_size
-        self.curriculum = GaussianCurriculum(self.classes, config.duo) if config.duo.curriculum == "topk" else None
+        self.curriculum: GaussianCurriculum | None = None
+        if config.duo.curriculum == "topk":
+            from pretrain.objectives import gaussian_curriculum  # with scipy, 20 MiB of every rank: only where it is used
+
+            self.curriculum = gaussian_curriculum.GaussianCurriculum(self.classes, config.duo)
 
     def label(self, *, evaluation: bool) -> Label:
         """A bound only for evaluation draws over the whole of (0, 1] with e = 0. A run with a curriculum trains on no likelihood: softened
@@ -88,7 +94,7 @@ class Duo(Objective):
         return NoiseLevel(max(schedule.alpha(t), SMALLEST_ALPHA), schedule.one_minus_alpha(t), schedule.alpha_derivative)
 
     def noised(
-        self, tokens: np.ndarray, documents: np.ndarray, *, t: float, level: NoiseLevel, noisy_L: np.ndarray, soft: SoftDraw | None = None,
+        self, tokens: np.ndarray, documents: np.ndarray, *, t: float, level: NoiseLevel, noisy_L: np.ndarray, soft: "SoftDraw | None" = None,
         prompt: np.ndarray | None = None,
     ) -> Corrupted:  # fmt: skip
         """The sample with z_t = `noisy_L` at this noise level, except on padding and prompt; the network reads `soft` in its place, if given."""

@@ -80,8 +80,12 @@ def work_out_needs(config: RunConfig, assumptions: PlanConfig, *, local_ranks: i
 
 def make_plan(config: RunConfig, assumptions: PlanConfig) -> Plan:
     """The needs of a run and its cost. Raises UserError for every broken rule, but not for missing memory or data."""
-    needs = work_out_needs(config, assumptions)
-    derived = needs.derived
+    return cost(work_out_needs(config, assumptions), assumptions)
+
+
+def cost(needs: Needs, assumptions: PlanConfig) -> Plan:
+    """What a run with these needs costs."""
+    config, derived = needs.config, needs.derived
     peak, source = _peak(config, needs.machine, needs.compute)
     step_flops = run_flops_per_token(config, derived.model_size) * derived.tokens_per_step
     return Plan(

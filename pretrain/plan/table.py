@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields
+from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -15,14 +16,14 @@ from pretrain.plan.plan import Needs, Plan, fitting_layout
 from pretrain.redaction import redact
 
 
-def show(plan: Plan) -> None:
-    """Prints a plan on standard output."""
+def show(plan: Plan, stream: TextIO | None = None) -> None:
+    """Prints a plan on `stream` (standard output)."""
     table = Table(title=f"Plan of {plan.needs.config.name}", show_header=False, title_justify="left", title_style="bold")
     for section in (_run_rows(plan), _memory_rows(plan.needs), _cost_rows(plan)):
         for name, text in section:
             table.add_row(redact(name), redact(text))
         table.add_section()
-    console = Console(highlight=False)
+    console = Console(file=stream, highlight=False)
     console.print(table)
     if plan.readings:
         console.print(_readings(plan.readings))

@@ -99,6 +99,11 @@ class RunLog:
         self._write("event", step, {"event": kind, "message": message} | dict(figures or {}))
         self._display.note(f"[{kind}] {message}")
 
+    def say(self, sentence: str) -> None:
+        """A line for whoever watches, of what the records hold in full."""
+        if self._file is not None:
+            self._display.note(redact(sentence))
+
     def advance(self, step: int) -> None:
         """Move the progress bar; costs nothing where there is none."""
         if self._file is not None:

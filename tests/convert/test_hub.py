@@ -1,6 +1,7 @@
 """The export and import commands: what the folder holds, shards, the average, memory, and every refusal."""
 
 import json
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -61,7 +62,13 @@ def test_the_command_publishes_a_whole_folder(tmp_path: Path) -> None:
 
 
 def export_command(checkpoint: str, output: str, text: str) -> str:
-    return export_here(checkpoint, output, text=text)
+    warned: list[str] = []
+    listener = logging.Handler(logging.WARNING)
+    listener.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("transformers").addHandler(listener)
+    failed = export_here(checkpoint, output, text=text)
+    assert not warned, "transformers takes the export for something else"
+    return failed
 
 
 def export_without_text(checkpoint: str, output: str) -> str:

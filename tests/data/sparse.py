@@ -15,7 +15,7 @@ HEADER = struct.Struct("<9sQBQQ")
 CODES = {"uint16": 8, "int32": 4}
 
 
-def manifest_of(folder: Path, *, ids: int, known_hash: str | None = None, tokenizer_hash: str = "0" * 64) -> dict[str, Any]:
+def manifest_of(folder: Path, *, ids: int, known_hash: str | None = None, tokenizer_hash: str = "0" * 64, eos_id: int = 0) -> dict[str, Any]:
     """manifest.json of the shards in a folder, in format version 1; known_hash: the .bin's in place of reading them."""
     shards = []
     for idx in sorted(folder.glob("*.idx")):
@@ -31,7 +31,7 @@ def manifest_of(folder: Path, *, ids: int, known_hash: str | None = None, tokeni
     documents = sum(shard["documents"] for shard in shards)
     return {
         "format_version": 1,
-        "tokenizer": {"name": "tokenizer.json", "hash": tokenizer_hash, "size": ids, "eos_id": 0},
+        "tokenizer": {"name": "tokenizer.json", "hash": tokenizer_hash, "size": ids, "eos_id": eos_id},
         "dtype": "uint16" if shards[0]["bin_bytes"] == 2 * shards[0]["tokens"] else "int32",
         "tokens": sum(shard["tokens"] for shard in shards),
         "documents": documents,
@@ -56,7 +56,7 @@ def write_index(path: Path, tokens: int, documents: int, dtype: str) -> None:
             stream.write(array.tobytes())
 
 
-def write_sparse(folder: Path, *, shards: int, tokens: int, documents: int, ids: int, tokenizer_hash: str) -> None:
+def write_sparse(folder: Path, *, shards: int, tokens: int, documents: int, ids: int, tokenizer_hash: str, eos_id: int = 0) -> None:
     """A corpus of `shards` shards of `tokens` tokens each. Every .idx is a name of the same file: give `documents` per shard freely."""
     dtype = "uint16" if ids <= 1 << 16 else "int32"
     folder.mkdir(parents=True)
@@ -68,5 +68,5 @@ def write_sparse(folder: Path, *, shards: int, tokens: int, documents: int, ids:
             stream.truncate(tokens * np.dtype(dtype).itemsize)
         if number:
             os.link(first, path.with_suffix(".idx"))
-    manifest = manifest_of(folder, ids=ids, known_hash="0" * 64, tokenizer_hash=tokenizer_hash)
+    manifest = manifest_of(folder, ids=ids, known_hash="0" * 64, tokenizer_hash=tokenizer_hash, eos_id=eos_id)
     (folder / "manifest.json").write_text(json.dumps(manifest))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pretrain.data.config import DataConfig, PhaseConfig, SourceConfig
 from pretrain.data.mixture import BLOCK, Mixture, largest_remainder
-from pretrain.data.phases import Phase, check_phases, continued, first_step, from_record, planned_phases, to_record
+from pretrain.data.phases import Phase, begun, check_phases, continued, first_step, from_record, planned_phases, to_record
 from pretrain.errors import UserError
 
 WINDOWS = {"a": 137, "b": 41, "c": 300}
@@ -98,6 +98,19 @@ def test_a_step_belongs_to_the_phase_of_its_first_token() -> None:
     assert first_step(1.4e12, 256 * 2048) == 2670289
     phases = planned(config((10.5 * STEP, {"a": 1}), (None, {"b": 1})))
     assert [mixture(phases).address(GLOBAL * 11 + offset).source for offset in (-1, 0)] == ["a", "b"]
+
+
+def test_a_phase_is_announced_at_its_first_step_only() -> None:
+    """Steps of 4 samples of 16 tokens; phases of 2 steps, 1 step and the rest. After a step is left out (its text is), the next one announces."""
+    phases = [Phase(start=0, end=8, mix={"a": 1.0}, laid_out=8), Phase(start=8, end=12, mix={"a": 1.0, "b": 3.0}, laid_out=12)]
+    phases.append(Phase(start=12, end=None, mix={"b": 1.0}, laid_out=None))
+    said = [begun(phases, 4 * step, 4 * step - 4 if step else None, length=16) for step in range(5)]
+    assert said == [
+        "phase 1 of 3 begins at 0 tokens, to 128: a 100%", None, "phase 2 of 3 begins at 128 tokens, to 192: a 25%, b 75%",
+        "phase 3 of 3 begins at 192 tokens, to the end: b 100%", None,
+    ]  # fmt: skip
+    assert "phase 3 of 3 begins at 256 tokens" in str(begun(phases, 16, 8, length=16))
+    assert begun(phases[:1], 0, None, length=16) is None and begun((), 0, None, length=16) is None
 
 
 def test_a_weight_of_zero_is_not_read_and_continues_later() -> None:

@@ -95,11 +95,11 @@ def test_a_last_job_finishes_what_nobody_waits_for(slurm: Path, tmp_path: Path, 
 def test_a_task_that_fails_is_named_and_only_it_runs_again(slurm: Path, tmp_path: Path, model_file: Path) -> None:
     three_shards(tmp_path)
     (tmp_path / "text/1.jsonl").rename(tmp_path / "text/1.jsonl.gz")
-    with pytest.raises(UserError, match=r"1 of 3 shards are missing, the first because of: .*1\.jsonl\.gz is damaged or cut off .*; logs are in"):
+    with pytest.raises(UserError, match=r"1 of 3 shards is missing, the first because of: .*1\.jsonl\.gz is damaged or cut off .*; logs are in"):
         prepare(config(tmp_path, model_file))
-    with pytest.raises(UserError, match=r"1 of 3 shards are missing, the first because of: .*run the tokenize command again"):
+    with pytest.raises(UserError, match=r"1 of 3 shards is missing, the first because of: .*run the tokenize command again"):
         finish(FinishConfig(output=str(tmp_path / "out")))
-    with pytest.raises(UserError, match="1 of 1 shards are missing"):
+    with pytest.raises(UserError, match="1 of 1 shard is missing"):
         prepare(config(tmp_path, model_file))
     assert "#SBATCH --array=0-0\n" in (slurm / "job2.sh").read_text()
 

@@ -145,5 +145,5 @@ def test_mistakes(tmp_path: Path, sources: dict[str, Path]) -> None:
 def test_the_launcher(tmp_path: Path, sources: dict[str, Path]) -> None:
     arguments = ["duplicates", "corpus=[a.jsonl,b.jsonl]", "against=v.jsonl", "output=report", "workers=1"]
     result = subprocess.run([sys.executable, str(LAUNCHER), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0 and "1 groups of exact duplicates span a.jsonl and b.jsonl" in result.stdout, result.stderr
+    assert result.returncode == 0 and "in a.jsonl and b.jsonl: 1 group of exact duplicates" in result.stdout, result.stderr
     assert len(result.stderr.splitlines()) == 2, result.stderr  # nothing of the libraries' logs

@@ -101,7 +101,8 @@ def _check_bad(path: Path, good: bytes, line: bytes, reason: str, kind: str) -> 
     with pytest.raises(UserError) as refused:
         write_gsm8k(Gsm8kConfig(input=str(path), output=str(output), kind=kind))  # type: ignore[arg-type]
     said = str(refused.value)
-    assert said.startswith(f"1 of 3 lines are not problems, more than max_bad_fraction=0.001; the first is line 2 of {path}: ") and reason in said
+    assert said.startswith("1 of 3 lines cannot be read as a problem, more than max_bad_fraction=0.001; ") and reason in said
+    assert f"the first is line 2 of {path}: " in said
     assert "accept them with max_bad_fraction=0.37" in said and not output.exists()
     write_gsm8k(Gsm8kConfig(input=str(path), output=str(output), kind=kind, max_bad_fraction=0.37))  # type: ignore[arg-type]
     assert [problem.id for problem in read_problem_file(output)] == ["train-1", "train-3"]
@@ -200,7 +201,7 @@ def test_a_templates_last_equation_is_its_answer(tmp_path: Path) -> None:
 
 
 def test_more_problems_than_the_templates_have_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"1 templates have only [\d,]+ different train questions, and 100,000 are wanted"):
+    with pytest.raises(UserError, match=r"1 template cannot make more than [\d,]+ different train questions, and 100,000 are wanted"):
         write_symbolic(GsmSymbolicConfig(output=str(tmp_path), count=100_000, test_count=0, templates=[43]))
     assert not list(tmp_path.iterdir())
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,20 @@ def test_text_inside_and_keys_with_dots(write: Any, tmp_path: Path, model_file: 
     assert manifest.documents == 1 and read_back(tmp_path / "out", tokenizer) == tokenizer.encode(["the king"])
 
 
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [(0.5, [1, 2, 3]), (2, [0, 1, 3]), ([2.0, 0.25], [0, 3]), (1000000, [0, 1, 2]), ("0.5", [1, 2, 3])],
+)  # fmt: skip
+def test_numbers_are_compared_by_their_value(value: Any, kept: list[int], tmp_path: Path, model_file: Path, tokenizer: Tokenizer) -> None:
+    scores = [0.5, 0.25, 2.0, 1e6]
+    rows = [{"text": f"the king of {number}", "score": score} for number, score in enumerate(scores)]
+    for write, rows_as in ((as_jsonl, rows), (as_parquet, rows), (as_parquet, [row | {"score": Decimal(str(row["score"]))} for row in rows])):
+        folder = tmp_path / f"{write.__name__}_{type(rows_as[0]['score']).__name__}"
+        folder.mkdir()
+        run(write(folder / "a.jsonl", rows_as), folder / "out", model_file, drop={"score": value})
+        assert read_back(folder / "out", tokenizer) == tokenizer.encode([f"the king of {number}" for number in kept])
+
+
 def test_a_filter_that_looks_at_nothing_is_no_filter(tmp_path: Path, model_file: Path) -> None:
     """A mistyped key would let everything through: each record without it is unreadable, and a column that is missing is refused."""
     rows = records(SETS)
@@ -150,6 +165,8 @@ def test_mistakes_about_sources(tmp_path: Path, model_file: Path, monkeypatch: p
         ((), "no text is named; give input=PATH"),
         ((f"input={path}", "keep={a: []}"), "must map a key"),
         ((f"input={path}", "keep={a: 1}", "drop={a: 2}"), "keep and drop both look at a"),
+        ((f"input={path}", "drop={score: [0.5, {b: 1}]}"), "drop={score: {b: 1}} must map score to text, a number, true, false or null, or to a"),
+        ((f"input={path}", "drop={score: nan}"), "drop={score: nan} must map score to"),
         ((f"input={path}", "text_key=' '"), "text_key=' ' is empty"),
     ):
         assert launched(monkeypatch, "tokenize", *common, *arguments) == 64

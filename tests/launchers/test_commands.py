@@ -44,12 +44,16 @@ def test_from_text_to_samples(tmp_path):
     first = command(tmp_path, *torchrun, *settings, "duration.stop_after=2")
     assert "step 2/4 | " in first and "ETA 0s" in first, "this start leaves here"
     assert "FutureWarning" not in first
-    assert "Resuming" in command(tmp_path, *torchrun, *settings)
+    assert first.count("runs/words: mdlm with ") == 1 and "(dit), TP2 PP1 DP1 ZeRO-1, " in first and "log: runs/words/log.jsonl" in first
+    assert "\n4 steps of 8 x 16 = 128 tokens, 512 tokens in all, leaving at step 2\n" in first
+    second = command(tmp_path, *torchrun, *settings)
+    assert "Resuming" in second and "\nfrom step 2, 4 steps of 8 x 16 = 128 tokens, 512 tokens in all\n" in second
     records = [json.loads(line) for line in (tmp_path / "runs/words/log.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records if r["kind"] == "train"] == [2, 4]
     python(tmp_path, "sample.py", "checkpoint=runs/words", "count=2", "output=runs/words/samples.jsonl")
     assert len((tmp_path / "runs/words/samples.jsonl").read_text().splitlines()) == 2
     scored = python(tmp_path, "evaluate.py", "checkpoint=runs/words", "draws=2")
+    assert "mdlm with " in scored and " tokens, each 2 times\n" in scored
     assert "mdlm, nelbo | perplexity" in scored and "(bound, 95% CI" in scored
     summary = python(tmp_path, "summary.py", "runs/words", "validation")
     assert "validation (bound)" in summary

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.presets import LADDER_OBJECTIVES
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 
@@ -28,8 +30,22 @@ def test_cfg_prints_the_composed_configuration_and_leaves_nothing(tmp_path: Path
 def test_help_lists_every_preset(tmp_path: Path) -> None:
     result = launch(tmp_path, sys.executable, str(ROOT / "launchers/pretrain.py"), "--help")
     assert result.returncode == 0
-    for name in ("mdlm_1p7b", "ar_tiny", "mdlm_6M", "ar_2121M", "nemotron_phase2", "+model=PRESET"):
+    for name in ("nemotron_phase2", "+model=PRESET", "mdlm_231M", "2121M"):
         assert name in result.stdout
+    files = {path.stem for path in (ROOT / "configs/model").glob("*.yaml")}
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    pairs = [line.partition(": ")[::2] for line in lines]
+    presets = {objective: names.split(", ") for objective, names in pairs if objective in (*LADDER_OBJECTIVES, "others")}
+    assert {name for names in presets.values() for name in names} == files and presets["mdm_prime"] == ["mdm_prime_v2_1p1b", "mdm_prime_tiny"]
+    assert max(map(len, lines)) <= 150 and not any(line.startswith(("convert:", "prepare_data:", "cluster:")) for line in lines)
+
+
+def test_help_lists_the_presets_of_another_folder(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("mdlm_mine", "experiment"):
+        (tmp_path / "model" / f"{name}.yaml").write_text("# @package _global_\nname: mine\n")
+    result = launch(tmp_path, sys.executable, str(ROOT / "launchers/pretrain.py"), "--config-dir", str(tmp_path), "--help")
+    assert "  others: experiment\n" in result.stdout and "mdlm_1p7b, mdlm_mine" in result.stdout, result.stderr
 
 
 def test_a_mistake_is_one_sentence_and_exit_code_64(tmp_path: Path) -> None:

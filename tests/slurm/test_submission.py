@@ -136,6 +136,9 @@ def test_a_submission_from_the_command_line(tmp_path: Path, monkeypatch: pytest.
     environment = dict(os.environ) | {"WANDB_API_KEY": "very secret"}
     dry = submit(tmp_path, environment, *words(6), "--dry-run")
     assert dry.returncode == 0 and "#SBATCH --nodes=2" in dry.stdout and not (tmp_path / "runs").exists(), dry.stderr
+    # the plan of two nodes of one rank each, 8 sequences of 16 tokens a step
+    wanted = ("Plan of small", "2 = tensor 1 x pipeline 1 x data 2", "8 sequences x 16 = 128 tokens", "Tokens by phase")
+    assert all(text in dry.stderr for text in wanted), dry.stderr
     done = submit(tmp_path, environment, *words(6))
     assert done.returncode == 0 and "job 5: small on 2 nodes with 2 ranks" in done.stdout, done.stderr
     folder = tmp_path / "runs/small/slurm"

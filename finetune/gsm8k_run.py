@@ -19,10 +19,13 @@ from finetune.gsm8k_prompts import PromptFormat, PromptMaker, prompt_format
 from finetune.gsm8k_samples import SampleFolder, record_of, settings_hash
 from finetune.gsm8k_scores import Baseline, Report, report, write_disagreements
 from pretrain.checkpoint.layout import MANIFEST
+from pretrain.convert.hub_folder import is_hub_folder
+from pretrain.convert.origin import read_origin
 from pretrain.data.files import file_hash
 from pretrain.data.problems import Problem
 from pretrain.data.sft_format import SFTFormat
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.errors import UserError
 from pretrain.hf_model.sampling_draw import TokenLaw
 from pretrain.hf_model.sampling_methods import Method
 from pretrain.outputs import require_writable
@@ -82,7 +85,20 @@ def evaluate_gsm8k(
     return found
 
 
+def require_tokenizer(model: SampledModel) -> None:
+    """UserError where a run's checkpoint was trained with another tokenizer than lies there now; exports check theirs when they are opened."""
+    if not isinstance(model.codec, Tokenizer) or is_hub_folder(model.folder):
+        return
+    trained = read_origin(model.folder).tokenizer
+    if not model.codec.hash.startswith(trained):
+        raise UserError(
+            f"{model.folder} was trained with a tokenizer of hash {trained}, and {model.codec.path} has {model.codec.hash[: len(trained)]}; "
+            "put back the tokenizer of that run"
+        )
+
+
 def _plan(model: SampledModel, config: GSM8KEvaluation) -> _Plan:
+    require_tokenizer(model)
     sampling = config.sampling(config.sampler_of(model.objective))
     format = prompt_format(model.folder, config.format)
     if _fine_tuned_duo(model, config, format):

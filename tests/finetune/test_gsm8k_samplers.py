@@ -3,16 +3,19 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from finetune import gsm8k_run
 from finetune.gsm8k_config import FormatConfig, GSM8KEvaluation
 from finetune.gsm8k_run import evaluate_gsm8k
 from pretrain.convert.config import HubConfig
 from pretrain.convert.hub_export import open_export, write_folder
 from pretrain.convert.sampled import open_sampled
+from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 from pretrain.hf_model.modeling_dit import DiT
 from pretrain.hf_model.modeling_llama import Llama
@@ -104,6 +107,19 @@ def test_an_exported_folder_answers_as_its_run(folder: Path, tmp_path: Path, obj
     assert [record["output"] for record in found] == [record["output"] for record in wanted]
     assert "config.json" in json.loads((tmp_path / "exported/card.json").read_text())["format_from"]
     assert len(answer(exported, folder, tmp_path / "bf16", format=FormatConfig(), dtype="bf16", items=2)) == 2
+
+
+def test_a_checkpoint_of_another_tokenizer_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint's record of its tokenizer is 12 digits of a hash; records of before there was one say nothing."""
+    run = folder / "ar" / "tiny"
+    codec = open_sampled(run).codec
+    assert isinstance(codec, Tokenizer)
+    for recorded in (codec.hash[:12], ""):
+        monkeypatch.setattr(gsm8k_run, "read_origin", lambda path, recorded=recorded: SimpleNamespace(tokenizer=recorded))
+        gsm8k_run.require_tokenizer(open_sampled(run))
+    monkeypatch.setattr(gsm8k_run, "read_origin", lambda path: SimpleNamespace(tokenizer="0123456789ab"))
+    with pytest.raises(UserError, match=f"was trained with a tokenizer of hash 0123456789ab, and .*tokenizer.json has {codec.hash[:12]}; put back"):
+        answer(run, folder, tmp_path / "out")
 
 
 def test_wrong_samplers_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pretrain.errors import UserError
 _TEXT = ("data.train", "data.validation", "data.phases")
 _OBJECTIVE = {"replaid": ("prompt_embedding", True), "duo": ("curriculum", "none")}
 """What fine-tuning sets where the command line does not: prompts have a table of their own, and a curriculum is over."""
+FORMAT_TEXTS = ("sft.format.question", "sft.format.rationale", "sft.format.answer")
+"""Keys whose values a command line takes as they stand, but for \\n, which is a line break, as in evaluate.py's format.question."""
 _LENGTHS = ("duration.steps", "duration.tokens", "duration.flops")
 
 
@@ -30,9 +32,19 @@ def fine_tuning_tree(tree: Mapping[str, Any], words: list[str]) -> dict[str, Any
     if found.get("init_from") == "":  # null: from scratch
         raise UserError("no value for init_from: name the run that pretrained the model, as runs/NAME, or a folder that transformers loads")
     _set_objective(found, words)
+    _set_line_breaks(found)
     if isinstance(found.get("duration"), dict):  # one step, until the examples are counted (problems.open_problems)
         found["duration"] |= {"steps": 1, "tokens": None, "flops": None}
     return found
+
+
+def _set_line_breaks(tree: dict[str, Any]) -> None:
+    sft = tree.get("sft")
+    if not isinstance(sft, dict) or not isinstance(sft.get("format"), dict):
+        return
+    texts = {key.rpartition(".")[2] for key in FORMAT_TEXTS}
+    said = {key: value.replace("\\n", "\n") if key in texts and isinstance(value, str) else value for key, value in sft["format"].items()}
+    tree["sft"] = sft | {"format": said}
 
 
 def _set_objective(tree: dict[str, Any], words: list[str]) -> None:

@@ -27,7 +27,7 @@ from pretrain.run_config import RunConfig
 from pretrain.telemetry.log import LOG_NAME, number, read_log
 
 MOST_POINTS = 1000
-_KEY = re.compile(r"[a-z_0-9]+(\.[a-z_0-9]+)+")
+_KEY = re.compile(r"[a-z_0-9]+(\.[a-z_0-9]+)+|seed|init_from|tokenizer")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pretrain.data.problems import Problem, read_problem_file
 from pretrain.data.sft_config import SFTConfig
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
+from pretrain.ranges import check_ranges
 from pretrain.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def open_problems(config: RunConfig) -> SFTRun:
     sft = config.sft
     if sft is None:
         raise UserError("sft.train names no problems: set sft.train=FILE, made by launchers/prepare_data.py gsm8k or gsm_symbolic")
+    check_ranges(config)  # before they divide, and in words of keys that the command line has
     if config.batch.length != sft.format.context:
         raise UserError(
             f"batch.length={config.batch.length} must equal sft.format.context={sft.format.context}, the length of an example; set the latter alone"

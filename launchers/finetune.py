@@ -9,7 +9,7 @@ from pathlib import Path
 # Python puts launchers/ first, where `import pretrain` would find pretrain.py beside this file.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from finetune.command import fine_tuning_tree  # noqa: E402
+from finetune.command import FORMAT_TEXTS, fine_tuning_tree  # noqa: E402
 from finetune.grid import run_grid, taken_grid  # noqa: E402
 from finetune.problems import open_problems  # noqa: E402
 from pretrain.command_line import is_main_rank, run_command  # noqa: E402
@@ -17,10 +17,12 @@ from pretrain.compose import command_from_tree, compose_arguments, resolved  # n
 from pretrain.convert.origin import require_origin  # noqa: E402
 from pretrain.plan.plan import check_data, check_ready, make_plan  # noqa: E402
 from pretrain.plan.table import show  # noqa: E402
+from pretrain.sampling.config import quoted  # noqa: E402
 
 
 def main() -> int:
     """Compose, read the problems, check, train."""
+    sys.argv[1:] = quoted(sys.argv[1:], FORMAT_TEXTS)
     composed = compose_arguments("finetune")
     if composed is None:
         return 0

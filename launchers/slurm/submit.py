@@ -9,10 +9,12 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder, whose files would shadow packages
 
+from finetune.command import FORMAT_TEXTS  # noqa: E402
 from launchers.slurm.tasks import TASKS, fine_tuning  # noqa: E402
 from pretrain.cluster.submission import submission_from_arguments  # noqa: E402
 from pretrain.command_line import run_command  # noqa: E402
 from pretrain.errors import UserError, nearest  # noqa: E402
+from pretrain.sampling.config import quoted  # noqa: E402
 
 DRY = "--dry-run"
 
@@ -30,7 +32,8 @@ def task_and_words(words: list[str]) -> tuple[str, list[str], bool]:
 
 def main() -> int:
     """Compose, check, submit."""
-    task, sys.argv[1:], dry = task_and_words(sys.argv[1:])
+    task, words, dry = task_and_words(sys.argv[1:])
+    sys.argv[1:] = quoted(words, FORMAT_TEXTS) if task == "finetune" else words
     submission = submission_from_arguments("submit_finetune", fine_tuning) if task == "finetune" else submission_from_arguments()
     return 0 if submission is None else TASKS[task](submission, dry)
 

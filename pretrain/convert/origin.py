@@ -47,6 +47,10 @@ def require_origin(config: RunConfig) -> None:
         if config.init_moments:
             raise UserError("init_moments=true takes moments from where the run starts, and init_from is not set: set it, or leave init_moments out")
         return
+    if Path(config.init_from).resolve().is_relative_to(config.directory.resolve()) and config.resume == "fresh":
+        raise UserError(
+            f"resume=fresh moves the run in {config.directory} aside, and init_from={config.init_from} is that run: give the new run another name="
+        )
     if not any((config.directory / CHECKPOINTS).glob(f"step_*/{COMPLETE}")) or config.resume == "fresh":
         require_fitting(config, read_origin(Path(config.init_from)))
 

@@ -50,6 +50,8 @@ def shown(value: Any) -> str:
 def _first(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:]).lstrip(".")
+    if first["type"] == "json_invalid":  # json takes half of a surrogate pair for a character
+        return f"holds text that is not Unicode ({first['ctx']['error']})"
     if first["type"] == "missing":
         return f"has no field {path}"
     if first["type"] == "unexpected_keyword_argument":

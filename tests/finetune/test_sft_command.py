@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from finetune import grid
-from finetune.command import fine_tuning_tree
+from finetune.command import FORMAT_TEXTS, fine_tuning_tree
 from finetune.grid import point_name, read_outcome, taken_grid
 from finetune.problems import open_problems
 from pretrain.checkpoint.layout import MEANT, TRAIN_STATE
@@ -18,6 +18,7 @@ from pretrain.data.sft_format import SFTFormat
 from pretrain.errors import UserError
 from pretrain.objectives.config import ObjectiveConfig
 from pretrain.run_config import DurationConfig, RunConfig
+from pretrain.sampling.config import quoted
 from tests.distributed import run_distributed
 from tests.launchers.test_commands import LAUNCHERS, python
 from tests.small_run import sft_config, small_config, train, word_problems
@@ -83,6 +84,13 @@ def test_a_command_that_cannot_be_meant(monkeypatch, words, sentence):
         composed(monkeypatch, *words)
 
 
+@pytest.mark.parametrize("word", [r"sft.format.question=Q, so: {question}\n", r"sft.format.question='Q, so: {question}\n'"])
+def test_a_template_is_taken_as_it_stands_but_for_line_breaks(monkeypatch, word):
+    """As evaluate.py takes format.question: a template of a command line must not train on a backslash and an n."""
+    run = composed(monkeypatch, "+model=mdlm_tiny", *BASE, *quoted([word], FORMAT_TEXTS))
+    assert run.sft is not None and run.sft.format.question == "Q, so: {question}\n" and run.sft.format.rationale == "Answer: {rationale}\n"
+
+
 def test_pretraining_does_not_take_problems(monkeypatch):
     monkeypatch.setattr("sys.argv", ["pretrain.py", "+model=mdlm_tiny", "sft.train=a"])
     with pytest.raises(UserError, match="sft.train belongs to launchers/finetune.py"):
@@ -104,6 +112,7 @@ def test_bad_problem_files(tmp_path):
         (b"no JSON\n", "line 1 of .*bad.jsonl"),
         (b"", r"sft.train=.*bad.jsonl: there is no problem; give a file with problems"),
         (problem_lines(word_problems(0, 2)) + b"\xff\n", "line 3 of .*bad.jsonl"),
+        (problem_lines(word_problems(0, 1)).replace(b'"question": "', b'"question": "\\ud800'), "line 1 of .* holds text that is not Unicode"),
     ]:
         (tmp_path / "bad.jsonl").write_bytes(content)
         with pytest.raises(UserError, match=sentence):
@@ -113,6 +122,12 @@ def test_bad_problem_files(tmp_path):
     with pytest.raises(UserError, match=r"1 of the 12 questions of sft.validation=.* are also in sft.train=.*p-0: what is held out"):
         (tmp_path / "both.jsonl").write_bytes(problem_lines([*word_problems(50, 11), word_problems(0, 1)[0]]))
         open_problems(with_sft(config, validation=str(tmp_path / "both.jsonl")))
+    for sizes, sentence in [({"global_sequences": 0}, r"batch.global_sequences=0 must lie in \[1, "), ({"micro_sequences": -1}, "micro_sequences=-1 must")]:
+        with pytest.raises(UserError, match=sentence):
+            open_problems(replace(config, batch=replace(config.batch, **sizes)))
+    for changes, sentence in [({"epochs": -1}, r"sft.epochs=-1 must lie in \[1, 10000\]"), ({"train": ""}, "sft.train='' must")]:
+        with pytest.raises(UserError, match=sentence):
+            open_problems(with_sft(config, **changes))
     with pytest.raises(UserError, match="batch.length=40 must equal sft.format.context=48"):
         open_problems(replace(config, batch=replace(config.batch, length=40)))
 
@@ -134,6 +149,10 @@ def test_checkpoints_of_another_tokenizer_or_objective(tmp_path):
     require_origin(config)
     with pytest.raises(UserError, match="was trained with objective=mdlm, and this run fine-tunes with objective=duo; choose the preset of that run"):
         require_origin(replace(config, objective=ObjectiveConfig(name="duo")))
+    itself = replace(config, root=str(first.directory.parent), name="first")
+    require_origin(itself)  # it goes on
+    with pytest.raises(UserError, match="resume=fresh moves the run in .*first aside, and init_from=.* is that run: give the new run another name="):
+        require_origin(replace(itself, resume="fresh"))
     state = first.directory / "checkpoints" / "step_00000003" / TRAIN_STATE
     tree = json.loads(state.read_text())
     tree["extras"][MEANT]["tokenizer"] = "0123456789ab"
@@ -155,6 +174,7 @@ def test_the_points_of_a_grid(monkeypatch):
     assert point_name("duo", found.points()[0]) == "duo-peak0.0001-final1e_05"
     with pytest.raises(UserError, match="longer than the 100 characters"):
         point_name("x" * 90, found.points()[0])
+    assert taken_grid({"grid": {"seed": [1, 2], "init_from": ["runs/a"]}})[1] is not None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(UserError, match="start it with python instead of torchrun"):
         taken_grid(resolved(tree))

@@ -20,14 +20,16 @@ from rich.console import Console
 from rich.table import Table
 
 from pretrain.checkpoint.files import replace_durably
-from pretrain.errors import UserError, spelled
-from pretrain.preemption import INTERRUPTED_EXIT, PREEMPTED_EXIT
+from pretrain.compose import known_keys
+from pretrain.errors import UserError, nearest, spelled
+from pretrain.preemption import INTERRUPTED_EXIT, PREEMPTED_EXIT, Stopped, exit_code
 from pretrain.ranges import NAME_LENGTH
 from pretrain.run_config import RunConfig
 from pretrain.telemetry.log import LOG_NAME, number, read_log
 
 MOST_POINTS = 1000
-_KEY = re.compile(r"[a-z_0-9]+(\.[a-z_0-9]+)+|seed|init_from|tokenizer")
+_OWN = ("name", "root", "resume")
+"""Keys that say where a run is: of the grid as a whole."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,9 @@ def taken_grid(tree: Mapping[str, Any]) -> tuple[dict[str, Any], Grid | None]:
         raise UserError(f"grid={spelled(values)} must map keys to lists of values: grid={{schedule.peak:[1e-4,2e-4]}}")
     flat = dict(_flat(values))
     for key, listed in flat.items():
-        if not _KEY.fullmatch(key):
-            raise UserError(f"grid: {key} is no key of a setting, as schedule.peak is")
+        known = [name for name in known_keys(RunConfig) if name not in _OWN]
+        if key not in known:
+            raise UserError(f"grid: {key} is no key of a setting that runs may differ in, as schedule.peak is{nearest(key, known)}")
         if not isinstance(listed, list) or not listed or any(isinstance(value, dict | list) for value in listed):
             raise UserError(f"grid: {key}={spelled(listed)} must be a list of values, such as {key}:[1e-4,2e-4]")
         if len({str(value) for value in listed}) < len(listed):
@@ -101,8 +104,9 @@ def point_name(name: str, settings: Mapping[str, Any]) -> str:
     return found
 
 
-def run_grid(config: RunConfig, grid: Grid, launcher: Path, words: list[str]) -> int:
+def run_grid(config: RunConfig, grid: Grid, launcher: Path, words: list[str], *, check: bool = False) -> int:
     """Run every point, print the table and write it to ROOT/NAME.grid.json. words: the command line that asked for the grid.
+    check: its runs only plan and stop, so that there is no table, and that of an earlier start stays.
 
     Returns 0 where every point came to its end; the exit code of a stop where it was stopped; 1 where a point failed.
     """
@@ -112,12 +116,18 @@ def run_grid(config: RunConfig, grid: Grid, launcher: Path, words: list[str]) ->
         name = point_name(config.name, settings)
         print(f"grid: {place} of {len(points)}: {name}", file=sys.stderr, flush=True)
         overrides = [f"{key}={spelled(value)}" for key, value in settings.items()]
-        code = _torchrun(grid.ranks, [str(launcher), *kept, *overrides, f"name={name}"])
+        try:
+            code = _torchrun(grid.ranks, [str(launcher), *kept, *overrides, f"name={name}"])
+        except (Stopped, KeyboardInterrupt) as stopped:  # the run has saved by then
+            code = exit_code(stopped.reason) if isinstance(stopped, Stopped) else INTERRUPTED_EXIT
         if code in (PREEMPTED_EXIT, INTERRUPTED_EXIT) or code < 0:
             print(f"grid: stopped in {name}; the same command continues", file=sys.stderr)
             return code if code > 0 else 128 - code
         outcomes.append(read_outcome(Path(config.root) / name, settings, code))
-        _write(Path(config.root) / f"{config.name}.grid.json", outcomes)
+        if not check:
+            _write(Path(config.root) / f"{config.name}.grid.json", outcomes)
+    if check:
+        return 0 if all(outcome.exit_code == 0 for outcome in outcomes) else 1
     show(outcomes, Console(width=max(120, Console().width)))
     print(f"grid: {Path(config.root) / f'{config.name}.grid.json'}")
     return 0 if all(outcome.exit_code == 0 for outcome in outcomes) else 1

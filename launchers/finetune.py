@@ -34,7 +34,7 @@ def main() -> int:
         print(run.described, file=sys.stderr)  # a run has it in its log
         show(make_plan(run.config, command.plan))
     if grid is not None:
-        return run_grid(run.config, grid, Path(__file__), sys.argv[1:])
+        return run_grid(run.config, grid, Path(__file__), sys.argv[1:], check=command.check)
     check_ready(run.config, command.plan)
     require_origin(run.config)
     if command.check:

@@ -17,6 +17,7 @@ from pretrain.data.problems import problem_lines
 from pretrain.data.sft_format import SFTFormat
 from pretrain.errors import UserError
 from pretrain.objectives.config import ObjectiveConfig
+from pretrain.preemption import Stopped
 from pretrain.run_config import DurationConfig, RunConfig
 from pretrain.sampling.config import quoted
 from tests.distributed import run_distributed
@@ -72,6 +73,8 @@ def test_what_fine_tuning_sets_for_an_objective_and_what_a_user_may(monkeypatch)
     (("+model=mdlm_tiny", *BASE, "grid={schedule.peak:[1e-4,1e-4]}"), "names a value twice"),
     (("+model=mdlm_tiny", *BASE, "grid=3"), "grid=3 must map keys to lists of values"),
     (("+model=mdlm_tiny", *BASE, "grid={peak:[1]}"), "peak is no key of a setting"),
+    (("+model=mdlm_tiny", *BASE, "grid={schedule.peek:[1]}"), "schedule.peek is no key of a setting.*did you mean schedule.peak"),
+    (("+model=mdlm_tiny", *BASE, "grid={name:[a,b]}"), "name is no key of a setting"),
 ])  # fmt: skip
 def test_a_command_that_cannot_be_meant(monkeypatch, words, sentence):
     if sentence == "unreached":  # a range, which is checked with the rest of the run
@@ -122,9 +125,9 @@ def test_bad_problem_files(tmp_path):
     with pytest.raises(UserError, match=r"1 of the 12 questions of sft.validation=.* are also in sft.train=.*p-0: what is held out"):
         (tmp_path / "both.jsonl").write_bytes(problem_lines([*word_problems(50, 11), word_problems(0, 1)[0]]))
         open_problems(with_sft(config, validation=str(tmp_path / "both.jsonl")))
-    for sizes, sentence in [({"global_sequences": 0}, r"batch.global_sequences=0 must lie in \[1, "), ({"micro_sequences": -1}, "micro_sequences=-1 must")]:
-        with pytest.raises(UserError, match=sentence):
-            open_problems(replace(config, batch=replace(config.batch, **sizes)))
+    for key, value in [("global_sequences", 0), ("micro_sequences", -1)]:
+        with pytest.raises(UserError, match=rf"batch.{key}={value} must lie in \[1, "):
+            open_problems(replace(config, batch=replace(config.batch, **{key: value})))
     for changes, sentence in [({"epochs": -1}, r"sft.epochs=-1 must lie in \[1, 10000\]"), ({"train": ""}, "sft.train='' must")]:
         with pytest.raises(UserError, match=sentence):
             open_problems(with_sft(config, **changes))
@@ -206,8 +209,26 @@ def test_a_grid_of_two_runs_and_a_third_that_fails(tmp_path, monkeypatch):
     config = replace(sft_config(tmp_path), name="mdlm_tiny", root=str(tmp_path / "runs/sft"))
     assert grid.run_grid(config, grid.Grid({"schedule.peak": [1e-3, 7.0]}, 3), LAUNCHERS / "finetune.py", [*words, "grid={x.y:[1]}", "name=a"]) == 1
     assert calls[1][-2:] == ["schedule.peak=7", "name=mdlm_tiny-peak7.0"] and not any(word.startswith("grid") for word in calls[1])
+    table = tmp_path / "runs/sft/mdlm_tiny.grid.json"
+    before = table.read_bytes()
+    monkeypatch.setattr(grid, "_torchrun", lambda ranks, given: 0)
+    assert grid.run_grid(config, grid.Grid({"schedule.peak": [1e-3]}, 1), LAUNCHERS / "finetune.py", [*words, "check=true"], check=True) == 0
+    assert table.read_bytes() == before  # a plan leaves the table of what was trained
     monkeypatch.setattr(grid, "_torchrun", lambda ranks, given: 75)
     assert grid.run_grid(config, grid.Grid({"schedule.peak": [1e-3]}, 1), LAUNCHERS / "finetune.py", [*words]) == 75
+
+
+@pytest.mark.parametrize(("stop", "code"), [(Stopped("SIGTERM"), 75), (KeyboardInterrupt(), 130)])
+def test_a_stopped_grid_says_where_it_goes_on(tmp_path, monkeypatch, capsys, stop, code):
+    """And not that there was nothing to save: the run that was stopped has saved."""
+
+    def stopped(ranks: int, words: list[str]) -> int:
+        raise stop
+
+    monkeypatch.setattr(grid, "_torchrun", stopped)
+    config = replace(sft_config(tmp_path), name="a", root=str(tmp_path / "runs"))
+    assert grid.run_grid(config, grid.Grid({"seed": [1, 2]}, 1), LAUNCHERS / "finetune.py", []) == code
+    assert "grid: stopped in a-seed1; the same command continues" in capsys.readouterr().err
 
 
 @pytest.mark.slow

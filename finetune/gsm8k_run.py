@@ -110,8 +110,12 @@ def _plan(model: SampledModel, config: GSM8KEvaluation) -> _Plan:
     counted = read_evaluation_problems(Path(config.train), "train") if config.train else problems
     answer, accuracy = majority_baseline(problems, counted, config.confidence)
     maker = PromptMaker(format.format, model.codec, model.vocabulary.eos_id, shots)
+    prompts = [tuple(maker.ids(problem)) for problem in problems]
+    if (shortest := min(map(len, prompts))) >= format.format.context:
+        rule = f"the shortest prompt has {shortest} tokens, and context={format.format.context} leaves no room for an answer to any of the problems"
+        raise UserError(f"{rule}; set a larger format.context={', or fewer shots=' if shots else ''}")
     return _Plan(
-        problems=problems, in_file=len(everything), prompts=[tuple(maker.ids(problem)) for problem in problems],
+        problems=problems, in_file=len(everything), prompts=prompts,
         baseline=Baseline(answer=answer, source="the training problems" if config.train else "the test problems themselves", accuracy=accuracy),
         format=format, maker=maker, sampling=sampling, method=method, settings=_settings(model, config, format.format, sampling, method, len(shots)),
     )  # fmt: skip

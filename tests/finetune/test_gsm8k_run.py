@@ -104,6 +104,17 @@ def test_scores_rates_and_samples(tmp_path: Path, data: Path, capsys: pytest.Cap
     assert "problem 10/10 |" in notes and "ETA" in notes and "strict so far 50.0%" in notes
 
 
+def test_an_evaluation_that_can_ask_nothing_is_refused(tmp_path: Path, data: Path) -> None:
+    """A score of 0% would be about the context, not about the model."""
+    shots = tmp_path / "shots.jsonl"
+    shots.write_text("".join(json.dumps({"question": f"another {number}?", "answer": "so\n#### 5"}) + "\n" for number in range(9)))
+    with pytest.raises(UserError, match=r"the shortest prompt has 15 tokens, and context=15 leaves no room .*; set a larger format.context=$"):
+        run(tmp_path, config(data, output=str(tmp_path / "out"), format=FormatConfig(context=15)))
+    with pytest.raises(UserError, match="no room for an answer to any of the problems; set a larger format.context=, or fewer shots="):
+        run(tmp_path, config(data, output=str(tmp_path / "out"), shots=9, shots_data=str(shots)))
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_card_says_everything(tmp_path: Path, data: Path) -> None:
     train = tmp_path / "train.jsonl"
     train.write_text("".join(json.dumps({"question": f"q{i}", "answer": f"#### {a}"}) + "\n" for i, a in enumerate(["25", "25.0", "9"])))

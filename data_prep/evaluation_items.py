@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.gsm8k_readers import file_lines, parquet_rows
+from pretrain.data.gsm8k_readers import file_lines, parquet_rows
 from pretrain.errors import UserError
 
 USUAL_KEYS = ("question", "rationale", "answer")

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.gsm8k_readers import Line, read_problems
 from data_prep.ngrams import Normalization
 from data_prep.overlap import Overlap, find_overlaps
 from data_prep.problem_config import Gsm8kConfig
 from data_prep.progress import say
 from pretrain.data.files import atomic_writer, write_once
+from pretrain.data.gsm8k_readers import Line, read_problems
 from pretrain.data.problems import Problem, problem_lines, read_problem_file
 from pretrain.errors import UserError, are, counted
 from pretrain.outputs import require_writable

@@ -8,7 +8,7 @@ from pretrain.errors import UserError
 _TEXT = ("data.train", "data.validation", "data.phases")
 _OBJECTIVE = {"replaid": ("prompt_embedding", True), "duo": ("curriculum", "none")}
 """What fine-tuning sets where the command line does not: prompts have a table of their own, and a curriculum is over."""
-_LENGTHS = ("steps", "tokens", "flops")
+_LENGTHS = ("duration.steps", "duration.tokens", "duration.flops")
 
 
 def fine_tuning_tree(tree: Mapping[str, Any], words: list[str]) -> dict[str, Any]:
@@ -20,17 +20,18 @@ def fine_tuning_tree(tree: Mapping[str, Any], words: list[str]) -> dict[str, Any
         key = word.lstrip("+~").partition("=")[0]
         if key.startswith(_TEXT):
             raise UserError(f"{word}: fine-tuning reads problems, not text; set sft.train=FILE and sft.validation=FILE")
+        if key in _LENGTHS and not word.endswith("=null"):
+            raise UserError(f"{word} would contradict sft.epochs, from which the length follows; set sft.epochs=…")
         if word.startswith(("selftest", "verify")) and "=" in word and not word.endswith(("=false", "=null")):
             raise UserError(f"{word} belongs to launchers/pretrain.py; leave it out")
     found = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     if isinstance(found.get("data"), dict):
         found["data"] |= {"train": {}, "validation": {}, "phases": []}
-    for key in _LENGTHS:
-        if isinstance(found.get("duration"), dict) and found["duration"].get(key) is not None:
-            raise UserError(f"duration.{key}={found['duration'][key]} would contradict sft.epochs, from which the length follows; set sft.epochs=…")
+    if found.get("init_from") is None and "init_from=null" not in words:
+        raise UserError("no value for init_from: name the run that pretrained the model, as runs/NAME, or a folder that transformers loads")
     _set_objective(found, words)
-    if isinstance(found.get("duration"), dict):
-        found["duration"]["steps"] = 1  # until the examples are counted (problems.open_problems)
+    if isinstance(found.get("duration"), dict):  # one step, until the examples are counted (problems.open_problems)
+        found["duration"] |= {"steps": 1, "tokens": None, "flops": None}
     return found
 
 

@@ -26,12 +26,10 @@ def main() -> int:
     parser = Parser(prog="summary.py", description=__doc__, allow_abbrev=False)
     parser.add_argument("--finished", action="store_true", help="print nothing; exit status 0 if the run's last step has been validated, else 1")
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="runs/NAME")
-    parser.add_argument("corpus", type=Path, nargs="?", metavar="VALIDATION_CORPUS", help="the prepared folder that it was validated on")
+    parser.add_argument("corpus", type=Path, nargs="?", metavar="VALIDATION_CORPUS", help="the prepared text that it was validated on")
     given = parser.parse_args()
     if given.finished:
         return int(not finished(given.run))
-    if given.corpus is None:
-        raise UserError(f"a summary compares with the held-out text: give its prepared folder too, summary.py {given.run} VALIDATION_CORPUS")
     Console(width=None if sys.stdout.isatty() else 140).print(summary_table(given.run, given.corpus))
     for number, text in enumerate(sample_texts(given.run), start=1):
         print(f"\n--- sample {number}\n{text}")

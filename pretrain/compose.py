@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import hydra
@@ -126,7 +127,7 @@ def compose_arguments(config_name: str) -> DictConfig | None:
     except yaml.YAMLError as error:
         raise UserError(f"a configuration file is not YAML: {_one_line(error)}") from error
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UserError(_hydra_sentence(error, config_name)) from error
+        raise UserError(_hydra_sentence(error, config_name, arguments)) from error
 
 
 def _hydra_command(config_name: str, arguments: list[str]) -> DictConfig | None:
@@ -190,7 +191,8 @@ def known_keys(kind: type, prefix: str = "") -> list[str]:
 
 def _section(hint: Any) -> type | None:
     """The dataclass that a field holds, maybe or always."""
-    found = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and is_dataclass(part)]
+    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    found = [part for part in parts if isinstance(part, type) and is_dataclass(part)]
     return found[0] if found else None
 
 
@@ -245,8 +247,9 @@ def _defaults(kind: type, prefix: str) -> dict[str, Any]:
     return found
 
 
-def _hydra_sentence(error: Exception, config_name: str) -> str:
+def _hydra_sentence(error: Exception, config_name: str, arguments: list[str]) -> str:
     """What Hydra complained about, in one sentence with the nearest names."""
+    task = [argument for argument in arguments if argument.startswith(f"{config_name}=")]  # a command of several tasks: the keys of this one
     text = str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
@@ -263,10 +266,10 @@ def _hydra_sentence(error: Exception, config_name: str) -> str:
             return "write +model=PRESET with a plus sign: no preset is loaded by default"
         if re.match(r"data\.(train|validation)\.", key):
             return f"{key} is not in the preset: write +{key}=… to add it"
-        return f"unknown key {key}{nearest(key, _composed_keys(config_name))}"
+        return f"unknown key {key}{nearest(key, _composed_keys(config_name, task))}"
     if match := re.match(r"Could not delete (?:from config\. )?'([^']*)'", text):
         key = match.group(1)
-        there = "; --cfg job shows the sources" if key.startswith(SOURCES) else nearest(key, _composed_keys(config_name))
+        there = "; --cfg job shows the sources" if key.startswith(SOURCES) else nearest(key, _composed_keys(config_name, task))
         return f"~{key} removes what is not there{there}"
     if isinstance(error, ConfigCompositionException) and "Multiple values" in text:
         if text.startswith("Multiple values for model"):
@@ -275,9 +278,9 @@ def _hydra_sentence(error: Exception, config_name: str) -> str:
     return f"the configuration does not compose: {_one_line(error)}"
 
 
-def _composed_keys(config_name: str) -> list[str]:
-    """Dotted names of what a command without arguments composes to, and its groups."""
-    composed = _defaults_of(config_name)
+def _composed_keys(config_name: str, task: list[str]) -> list[str]:
+    """Dotted names of what a command with no more than its task composes to, and its groups."""
+    composed = _defaults_of(config_name, task)
     groups = [group for group in composed.hydra.runtime.choices if not group.startswith("hydra/")]
     tree: Any = OmegaConf.to_container(composed)
     del tree["hydra"]
@@ -286,9 +289,9 @@ def _composed_keys(config_name: str) -> list[str]:
     return sorted({*groups, *leaves, *sections})
 
 
-def _defaults_of(config_name: str) -> DictConfig:
+def _defaults_of(config_name: str, task: list[str] | None = None) -> DictConfig:
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return hydra.compose(config_name, return_hydra_config=True)
+        return hydra.compose(config_name, task or [], return_hydra_config=True)
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

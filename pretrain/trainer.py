@@ -17,12 +17,12 @@ from pretrain import preemption
 from pretrain.build import build_engine, build_objective, build_samples
 from pretrain.checkpoint.changes import Freedom, changes, read_config
 from pretrain.checkpoint.history import PHASES, SKIPS, phases_from, recorded_phases, skips_from, switch
-from pretrain.checkpoint.layout import Layout, TrainState
+from pretrain.checkpoint.layout import MEANT, Layout, TrainState
 from pretrain.checkpoint.lock import lock_run
 from pretrain.checkpoint.manager import Checkpoint, CheckpointManager
 from pretrain.checkpoint.peers import Peers
 from pretrain.checkpoint.reshape import load_any_layout
-from pretrain.checkpoint.resume import MEANT, RATES_AHEAD, ResumeCard, freeze_run, meant, versions
+from pretrain.checkpoint.resume import RATES_AHEAD, ResumeCard, freeze_run, meant, versions
 from pretrain.checkpoint.saving import Saved, Saving
 from pretrain.convert.initial import require_own, start_from
 from pretrain.data.batch import BatchShard

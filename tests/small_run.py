@@ -11,6 +11,9 @@ import torch
 
 from pretrain.backbones.config import BackboneConfig
 from pretrain.data.config import DataConfig, SourceConfig
+from pretrain.data.problems import Problem, problem_lines
+from pretrain.data.sft_config import SFTConfig
+from pretrain.data.sft_format import SFTFormat
 from pretrain.engine.config import PrecisionConfig, ScheduleConfig
 from pretrain.objectives.config import ObjectiveConfig
 from pretrain.run_config import BatchConfig, CheckpointConfig, DurationConfig, RunConfig, ValidationConfig
@@ -50,6 +53,42 @@ def small_config(folder: Path, objective: str | ObjectiveConfig = "mdlm", **chan
     return replace(config, **changes)
 
 
+def sft_config(folder: Path, objective: str | ObjectiveConfig = "mdlm", **changes: Any) -> RunConfig:
+    """Two epochs of 11 examples in batches of 8 on the same network; the second step of an epoch holds three examples."""
+    config = small_config(folder, objective)
+    for name, first, count in (("train", 0, 11), ("test", 100, 3)):
+        path = folder / f"{name}.jsonl"
+        if not path.exists():
+            path.write_bytes(problem_lines(word_problems(first, count)))
+    sft = SFTConfig(train=str(folder / "train.jsonl"), validation=str(folder / "test.jsonl"), epochs=2, format=SFTFormat(context=48))
+    base = replace(
+        config, name="tuned", sft=sft, data=DataConfig(max_epochs=None), batch=replace(config.batch, length=48), duration=DurationConfig(steps=1),
+        validation=ValidationConfig(every=0), checkpoint=CheckpointConfig(every=1),
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def word_problems(first: int, count: int) -> list[Problem]:
+    """Problems of different lengths in the words of the small tokenizer."""
+    questions = {n: f"{text(1 + n % 4, n)} {n}?" for n in range(first, first + count)}
+    return [
+        Problem(id=f"p-{n}", source="p", question=asked, rationale=" ".join(["night"] * (n % 3)), answer=str(n)) for n, asked in questions.items()
+    ]
+
+
+def trainer_of(config: RunConfig) -> Any:
+    """A trainer on this rank, of a pretraining run or of a fine-tuning run, whose length follows from its epochs."""
+    from finetune.problems import open_problems
+    from pretrain.parallel import groups as parallel_groups
+    from pretrain.trainer import Trainer
+
+    groups = parallel_groups.initialize(config.parallel, seed=config.seed)
+    if config.sft is None:
+        return Trainer(config, groups)
+    run = open_problems(config)
+    return Trainer(run.config, groups, run.build_samples)
+
+
 def digest_of(shard: Any) -> str:
     """Hash of everything that a rank is given for a step: tokens, noise, targets."""
     digest = hashlib.blake2b(digest_size=8)
@@ -62,13 +101,9 @@ def digest_of(shard: Any) -> str:
 
 def train(config: RunConfig, *, kill_at: int | None = None) -> dict[str, Any]:
     """Train to the end on this rank (call it through tests.distributed). With `kill_at`, SIGKILL this process when that step has been done."""
-    from pretrain.parallel import groups as parallel_groups
-    from pretrain.trainer import Trainer
-
     if kill_at is not None:  # a save in the background may not have ended by then; kills in the middle of saves have tests of their own
         config = replace(config, checkpoint=replace(config.checkpoint, asynchronous=False))
-    groups = parallel_groups.initialize(config.parallel, seed=config.seed)
-    trainer = Trainer(config, groups)
+    trainer = trainer_of(config)
     seen, losses, rates, norms = [], [], [], []
     step_of_engine = trainer.engine.train_step
 
@@ -99,11 +134,7 @@ def train(config: RunConfig, *, kill_at: int | None = None) -> dict[str, Any]:
 
 def noised_samples(config: RunConfig) -> dict[int, str]:
     """sample id -> hash of its noised inputs and targets, for every sample that this rank's loader hands out in two steps."""
-    from pretrain.parallel import groups as parallel_groups
-    from pretrain.trainer import Trainer
-
-    groups = parallel_groups.initialize(config.parallel, seed=config.seed)
-    trainer = Trainer(config, groups)
+    trainer = trainer_of(config)
     found = {}
     with trainer._training_loader() as loader:
         for _ in range(2):

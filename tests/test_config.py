@@ -319,7 +319,9 @@ def test_every_number_and_text_has_a_range() -> None:
         "backbone.kind", "backbone.qk_norm", "backbone.recompute",
         "data.train", "data.validation", "data.phases", "data.document_masks", "data.loader", "optimizer.decay", "schedule.kind", "precision.compute",
         "precision.fp8", "precision.fp32_residual", "parallel.sequence", "checkpoint.asynchronous", "telemetry.wandb",
-        "guard.nonfinite", "guard.spike",
+        "guard.nonfinite", "guard.spike", "sft.format", "sft.format.examples", "sft.format.annotations", "sft.format.segment_bos",
+        "sft.format.padding", "sft.format.score_prompt", "sft.format.question", "sft.format.rationale", "sft.format.answer", "sft.format.context",
+         "objective.esolm.clean_order", "objective.replaid.prompt_embedding",
     }  # fmt: skip
     keys = set(known_keys(RunConfig))
     sections = {key.partition(".")[0] for key in keys if "." in key}

@@ -13,6 +13,10 @@ TIME_FREQUENCIES = 256
 """Width of the sinusoid that embeds sigma (scaling-dllms, models/dit.py)."""
 
 
+PROMPT_TABLE = "embedding.prompt.weight"
+"""RePlaid's own rows for the tokens of prompts."""
+
+
 def parameter_table(config: BackboneConfig, rows: int) -> dict[str, ParameterSpec]:
     """Logical name -> specification, for a vocabulary of `rows` rows (the padded size; the model size when counting as papers do)."""
     return _dit_parameters(config, rows) if config.kind == "dit" else _llama_parameters(config, rows)
@@ -31,7 +35,7 @@ def _input_parameters(config: BackboneConfig, rows: int, *, init: Initializer, s
     if inputs.kind == "digits":
         return {"embedding.weight": ParameterSpec(shape=inputs.digit_table(d), stage="first", init=init, scale=scale)}
     latent = 1 / math.sqrt(inputs.latent)
-    prompt = {"embedding.prompt.weight": ParameterSpec(shape=(rows, d), axis=0, stage="first", init=init, scale=scale)} if inputs.prompt else {}
+    prompt = {PROMPT_TABLE: ParameterSpec(shape=(rows, d), axis=0, stage="first", init=init, scale=scale)} if inputs.prompt else {}
     return prompt | {
         "embedding.latent.weight": ParameterSpec(shape=(d, inputs.latent), stage="first", scale=latent, matrix=True),
         "embedding.estimate.weight": ParameterSpec(shape=(d, inputs.latent), stage="first", init="zeros", matrix=True),

@@ -18,8 +18,6 @@ from pretrain.parallel.vocabulary import Vocabulary
 from pretrain.run_config import RunConfig
 
 PACKAGES = ("torch", "megatron-core", "deepspeed", "transformer-engine", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "numpy", "safetensors")
-MEANT = "meant"
-"""In TrainState.extras: key -> what its value stood for on the machine that wrote the checkpoint (see changes.changes)."""
 RATES_AHEAD = "rates_ahead"
 """In TrainState.extras: step -> learning rate at a few steps to come, by which a schedule is noticed that another duration stretched."""
 _ROOT = Path(__file__).resolve().parents[2]

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from pretrain.convert.plain_network import TrainedModel
 from pretrain.data.corpus import open_corpora
+from pretrain.data.problems import read_problem_file
+from pretrain.data.sft_config import SFTConfig
 from pretrain.errors import UserError
 
 SEQUENCES = 8
@@ -50,6 +52,8 @@ def _of_file(trained: TrainedModel, path: Path) -> list[int]:
 
 
 def _held_out(trained: TrainedModel, count: int) -> list[int]:
+    if trained.run.sft is not None:
+        return _of_problems(trained, trained.run.sft)
     sources = trained.run.data.validation
     try:
         if not sources:
@@ -58,3 +62,13 @@ def _held_out(trained: TrainedModel, count: int) -> list[int]:
     except UserError as error:
         raise UserError(f"the gate needs real text, and {error}; give text=FILE with some in the model's language") from None
     return corpus.read(0, min(count, corpus.tokens))[0].tolist()
+
+
+def _of_problems(trained: TrainedModel, sft: SFTConfig) -> list[int]:
+    """Examples one after another, as a fine-tuning run reads them."""
+    try:
+        problems = read_problem_file(Path(sft.validation or sft.train))[: SEQUENCES * LONGEST]
+    except UserError as error:
+        raise UserError(f"the gate needs real text, and {error}; give text=FILE with some in the model's language") from None
+    examples = (text for problem in problems for prompt, response in sft.format.segments(problem) for text in (*prompt, *response))
+    return [token for ids in trained.tokenizer.encode(list(examples)) for token in ids]

@@ -1,5 +1,6 @@
 """README.md of an exported model: what it is, where it comes from, what was measured, how to load it. Every number is from a file."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -35,15 +36,32 @@ def write_card(folder: Path, trained: TrainedModel, origin: dict[str, Any], repo
         ("weights", f"{origin['weights']}, {dtype}"),
         ("code", origin["code"]),
         *((f"data manifest of {name} (BLAKE2b)", value) for name, value in origin["data_manifests_blake2b"].items()),
+        *((f"problems of {name} (BLAKE2b)", value) for name, value in origin.get("problems_blake2b", {}).items()),
         ("tokenizer (BLAKE2b)", origin["tokenizer_blake2b"]),
         *([("imported from", str(origin["imported"]))] if "imported" in origin else []),
     ]  # fmt: skip
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     (folder / "README.md").write_text(
-        f"---\nlibrary_name: transformers\n---\n# {run.name}\n\n| | |\n|---|---|\n{table}\n\n## Measured\n\n{_measured(trained, origin)}\n\n"
+        f"---\nlibrary_name: transformers\n---\n# {run.name}\n\n| | |\n|---|---|\n{table}\n\n"
+        f"{_prompts(trained)}## Measured\n\n{_measured(trained, origin)}\n\n"
         f"## Load and sample\n\n```python\n{_example(stock)}```\n\n## Checked before publication\n\n{report.text()}\n\n"
         f"The whole report: {REPORT}.\n",
         encoding="utf-8",
+    )
+
+
+def _prompts(trained: TrainedModel) -> str:
+    """How a fine-tuned model is to be asked."""
+    if trained.run.sft is None:
+        return ""
+    form = trained.run.sft.format
+    segments = {"question": form.question, "rationale": form.rationale, "answer": form.answer}
+    listed = "\n".join(f"{name}: {json.dumps(template, ensure_ascii=False)}" for name, template in segments.items())
+    apart = " Each begins with BOS." if form.segment_bos else ""
+    return (
+        "## Prompts\n\nFine-tuned to answer word problems in this form, also in `prompt_format` of config.json. The prompt is the question's "
+        f"segment, the response the rationale's and the answer's; segments are tokenised apart, and the response ends with end-of-text.{apart}\n\n"
+        f"```\n{listed}\n```\n\n"
     )
 
 

@@ -8,6 +8,7 @@ from pretrain.checkpoint.logical import IMPORTED
 from pretrain.convert.plain_network import TrainedModel
 from pretrain.data.files import file_hash
 from pretrain.data.manifest import FILE_NAME
+from pretrain.data.sft_config import SFTConfig
 from pretrain.errors import UserError
 from pretrain.telemetry.log import LOG_NAME, read_log
 
@@ -27,6 +28,7 @@ def provenance_of(trained: TrainedModel, key: str) -> dict[str, Any]:
         "versions": {name: version for name, version in state.versions.items() if name != "pretrain"},
         "tokenizer_blake2b": trained.tokenizer.hash,
         "data_manifests_blake2b": {name: _manifest_hash(Path(source.path)) for name, source in sorted(trained.run.data.train.items())},
+        **({"problems_blake2b": _problem_hashes(trained.run.sft)} if trained.run.sft is not None else {}),
         **imported,
     }
 
@@ -40,8 +42,17 @@ def validations(trained: TrainedModel) -> list[dict[str, Any]]:
     return records[-1:]
 
 
-def _manifest_hash(folder: Path) -> str:
+def _problem_hashes(sft: SFTConfig) -> dict[str, str]:
+    files = {"sft.train": sft.train} | ({"sft.validation": sft.validation} if sft.validation is not None else {})
+    return {key: _hash(Path(path)) for key, path in files.items()}
+
+
+def _hash(path: Path) -> str:
     try:
-        return file_hash(folder / FILE_NAME)
+        return file_hash(path)
     except OSError:
         return UNREACHABLE
+
+
+def _manifest_hash(folder: Path) -> str:
+    return _hash(folder / FILE_NAME)

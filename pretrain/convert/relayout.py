@@ -22,12 +22,11 @@ from torch import Tensor
 from pretrain.checkpoint.changes import read_config
 from pretrain.checkpoint.consolidate import stream
 from pretrain.checkpoint.files import remedy, size, sync_file, sync_folder
-from pretrain.checkpoint.layout import CONFIG, PARTIAL, Layout, TrainState
+from pretrain.checkpoint.layout import CONFIG, MEANT, PARTIAL, Layout, TrainState
 from pretrain.checkpoint.logical import is_imported, open_weights
 from pretrain.checkpoint.manager import Checkpoint, CheckpointManager
 from pretrain.checkpoint.peers import disk_trouble
 from pretrain.checkpoint.reshape import LOGICAL, LogicalFolder, write_index, write_tensor
-from pretrain.checkpoint.resume import MEANT
 from pretrain.checkpoint.zero_reader import MASTER, ZeroCheckpoint
 from pretrain.checkpoint.zero_writer import Target, write_zero
 from pretrain.compose import typed

@@ -40,6 +40,7 @@ def open_sampled(path: Path, step: int | None = None) -> SampledModel:
         codec=trained.tokenizer,
         trained_length=trained.run.batch.length,
         home=trained.run_directory,
+        folder=trained.folder,
         origin={"step": trained.step},
         load=load,
     )
@@ -80,7 +81,7 @@ def open_exported(folder: Path) -> SampledModel:
         ),
         codec=tokenizer,
         trained_length=config.max_position_embeddings,
-        home=folder,
+        home=folder, folder=folder,
         origin={"exported": str(folder), "step": config.provenance.get("step")},
         load=load,
     )  # fmt: skip

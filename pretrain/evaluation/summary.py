@@ -14,6 +14,8 @@ from pretrain.evaluation.likelihood import perplexity_of
 from pretrain.telemetry.log import LOG_NAME, number, read_log
 
 SAMPLES_NAME = "samples.jsonl"
+SCORES = "gsm8k"
+"""Where launchers/evaluate.py task=gsm8k leaves its cards, if it is told no other place."""
 
 
 def finished(run_dir: Path) -> bool:
@@ -24,8 +26,9 @@ def finished(run_dir: Path) -> bool:
     return run is not None and validation is not None and validation["step"] >= number(run, "total_steps", log)
 
 
-def summary_table(run_dir: Path, corpus: Path) -> Table:
-    """The figures. Raises UserError where nothing has been validated yet, and for a log or corpus that does not hold."""
+def summary_table(run_dir: Path, corpus: Path | None) -> Table:
+    """The figures, with the entropy of `corpus` to compare with, and the scores of answers where there are any. Raises UserError where nothing
+    has been validated yet, and for a log, corpus or card that does not hold."""
     log = run_dir / LOG_NAME
     records = list(read_log(log))
     run, train, validation = (_last(records, kind) for kind in ("run", "train", "validation"))
@@ -38,7 +41,10 @@ def summary_table(run_dir: Path, corpus: Path) -> Table:
     width = f" ± {interval:.4f} (95%)" if math.isfinite(interval) else ", no interval"
     label = validation.get("nelbo_label", "not_a_likelihood")
     table.add_row(f"validation ({label})", f"{_nats(number(validation, 'nelbo_nats_per_token', log))}{width}")
-    table.add_row("unigram entropy of that text", _nats(Corpus(corpus).unigram_entropy()))
+    if corpus is not None:
+        table.add_row("unigram entropy of that text", _nats(Corpus(corpus).unigram_entropy()))
+    for name, text in _scores(run_dir / SCORES):
+        table.add_row(name, text)
     speeds = sorted(number(record, "tokens_per_second", log) for record in records if "tokens_per_second" in record)
     if speeds:
         table.add_row("speed (median)", f"{speeds[len(speeds) // 2]:,.0f} tokens/s")
@@ -77,3 +83,18 @@ def _objective(run: dict[str, Any]) -> str:
 def _nats(value: float) -> str:
     """Nats per token, and the perplexity that they are."""
     return f"{value:.4f} nats per token (perplexity {perplexity_of(value):.2f})" if math.isfinite(value) else f"{value} nats per token: diverged"
+
+
+def _scores(folder: Path) -> Iterator[tuple[str, str]]:
+    """Answers to word problems that were right, and what the most frequent answer would score, from every card below."""
+    for card in sorted(folder.rglob("card.json")) if folder.is_dir() else ():
+        try:
+            tree = json.loads(card.read_text(encoding="utf-8"))
+            found = [(f"{tree['settings']['sampler']}, after ####", tree["scores"]["strict"])]
+            found.append((f"always {tree['majority_baseline']['answer']}", tree["majority_baseline"]))
+            rows = [(name, *(one[key] for key in ("accuracy", "low", "high", "confidence", "correct", "total"))) for name, one in found]
+            texts = [(name, f"{n} of {of} right: {p:.1%} ({sure:.0%} interval {low:.1%} to {high:.1%})") for name, p, low, high, sure, n, of in rows]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            fix = "run launchers/evaluate.py task=gsm8k again with another output="
+            raise UserError(f"{card} is no evaluation card ({error}); {fix}") from None
+        yield from texts

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from .sampling_draw import rows_at_once
-from .sampling_network import Denoiser, Request, blanks, draw_tokens, read_canvas
+from .sampling_network import Denoiser, Request, after_end, blanks, draw_tokens, read_canvas
 from .sampling_noise import uniforms
 from .sampling_psi import ANCESTRAL, Psi, ReverseStep, random_ids
 from .uniform_diffusion import time_conditioning
 
 NoiseRemoval = Literal["ancestral", "greedy"]
+CleanShare = Literal["all", "filled"]
 
 TAIL_TIME = 1e-5
 """Where the steps end for greedy noise removal."""
@@ -78,27 +79,40 @@ def sample_duo(
 
 
 @torch.no_grad()
-def sample_duo_left_to_right(network: Denoiser, ids_BL: Tensor, request: Request, *, schedule_eps: float = 1e-3) -> tuple[Tensor, Tensor]:
-    """Fill the masks of ids_BL one at a time, from left to right, each in one evaluation of the whole sequence.
+def sample_duo_left_to_right(
+    network: Denoiser, ids_BL: Tensor, request: Request, *, clean_share: CleanShare = "all", schedule_eps: float = 1e-3
+) -> tuple[Tensor, Tensor]:
+    """Fill the masks of ids_BL one at a time, from left to right, each in one evaluation of the whole sequence, until the request's `end`.
 
     What is not yet filled holds noise, drawn afresh for every evaluation, and alpha is the share of positions that are clean. A position of
     pure noise says nothing about its token, so the token is drawn from p there, and not from the posterior that would weigh p by it. (Sahoo et
     al. 2026 decode from left to right without saying how; noise after the prefix and this alpha are as in the evaluation code of Duo's authors.)
 
+    clean_share  positions that alpha is the share of. all: as pretraining noises every position. filled: those to fill, as fine-tuning never
+                 noises a prompt, so that its network expects alpha = 0 where nothing but the prompt is clean.
+
+    p knows alpha and not which positions are clean: an exact p weighs a clean prefix x_i as K alpha / (1 - alpha) + 1 to 1 against noise. So the
+    law is the data's up to terms of order (1 - alpha) / (K alpha), which vanish for the K of real vocabularies, and not exactly.
+
     Results as in `sample_duo`.
     """
-    blank_BL = blanks(ids_BL, request.law)
-    ids_BL, length = ids_BL.clone(), ids_BL.shape[1]
+    first_BL = blank_BL = blanks(ids_BL, request.law)
+    ids_BL = ids_BL.clone()
+    counted_B = blank_BL.sum(-1) if clean_share == "filled" else torch.full((len(ids_BL),), ids_BL.shape[1], device=ids_BL.device)
     evaluations_B = torch.zeros(len(ids_BL), dtype=torch.long, device=ids_BL.device)
     for turn in range(int(blank_BL.sum(-1).max())):
         noisy_BL = _fill_with_noise(ids_BL, blank_BL, request, turn)
         next_BL = blank_BL & (blank_BL.cumsum(-1) == 1)
-        alpha_B = 1 - blank_BL.sum(-1).double() / length
+        alpha_B = 1 - blank_BL.sum(-1).double() / counted_B.clamp(min=1)
         evaluations_B += _draw_from_p(network, noisy_BL, next_BL, alpha_B, turn, request, schedule_eps)
         ids_BL = torch.where(next_BL, noisy_BL, ids_BL)
-        blank_BL = blank_BL & ~next_BL
-        request.progress(int(next_BL.sum()))
-        request.show(noisy_BL)
+        over_BL = after_end(ids_BL, first_BL, request.end) & blank_BL & ~next_BL
+        ids_BL = ids_BL if request.end is None else ids_BL.masked_fill(over_BL, request.end)
+        blank_BL = blank_BL & ~next_BL & ~over_BL
+        request.progress(int((next_BL | over_BL).sum()))
+        request.show(torch.where(blank_BL, noisy_BL, ids_BL))
+        if not blank_BL.any():
+            break
     request.check(ids_BL)
     return ids_BL, evaluations_B
 

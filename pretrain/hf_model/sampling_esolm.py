@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .network_input import Attention, NetworkInput
 from .sampling_esolm_orders import BlockOrder, GivenOrder, Reveals, ancestral_reveals, block_reveals, left_to_right_reveals, position_noise
-from .sampling_network import CausalDenoiser, Request, draw_tokens
+from .sampling_network import CausalDenoiser, Request, after_end, blanks, draw_tokens
 
 
 def sample_esolm(
@@ -61,13 +61,13 @@ def sample_esolm_block_autoregressive(
 
 
 def sample_esolm_left_to_right(network: CausalDenoiser, ids_BL: Tensor, request: Request, *, given: GivenOrder = "natural") -> tuple[Tensor, Tensor]:
-    """Fill every mask one by one from left to right. Results as in `sample_esolm`."""
-    return _generate(network, ids_BL, left_to_right_reveals(ids_BL, request, given=given), request)
+    """Fill every mask one by one from left to right, until the request's `end`. Results as in `sample_esolm`."""
+    return _generate(network, ids_BL, left_to_right_reveals(ids_BL, request, given=given), request, end=request.end)
 
 
 @torch.no_grad()
-def _generate(network: CausalDenoiser, ids_BL: Tensor, reveals: Reveals, request: Request) -> tuple[Tensor, Tensor]:
-    """Carry out a plan."""
+def _generate(network: CausalDenoiser, ids_BL: Tensor, reveals: Reveals, request: Request, *, end: int | None = None) -> tuple[Tensor, Tensor]:
+    """Carry out a plan; with `end`, whose turns reveal one token each from left to right, until every sequence has drawn it."""
     (batch, length), device = ids_BL.shape, ids_BL.device
     # Those with more turns first: whoever is not finished is then at the head of the cache.
     turns_B, rank_B = reveals.turns_B.sort(descending=True, stable=True)
@@ -76,8 +76,12 @@ def _generate(network: CausalDenoiser, ids_BL: Tensor, reveals: Reveals, request
     tokens_BL = ids_BL[rank].gather(1, order_BL)
     uniform_BL = position_noise(ids_BL, request)[1][rank].gather(1, order_BL)
     cache = network.new_cache(batch, length)
+    open_B, evaluations_B = torch.ones(batch, dtype=torch.bool, device=device), torch.zeros(batch, dtype=torch.long, device=device)
     for turn in range(int(turns_B.max())):
         running = int((turns_B > turn).sum())
+        if end is not None and not bool(open_B[:running].any()):
+            break
+        evaluations_B[:running] += open_B[:running]
         index_RQ, drawn_RQ = _windows(known_BT[:running], turn, length)
         cache.rewind(index_RQ[:, 0])
         row_N, column_N = drawn_RQ.nonzero(as_tuple=True)
@@ -92,11 +96,15 @@ def _generate(network: CausalDenoiser, ids_BL: Tensor, reveals: Reveals, request
         features_ND = network.features(inputs, cache)[row_N, column_N]
         tokens_BL[row_N, place_N] = draw_tokens(network, features_ND, uniform_BL[row_N, place_N], request)
         request.progress(len(row_N))
+        if end is not None:
+            open_B[row_N] &= tokens_BL[row_N, place_N] != end
         if request.watch is not None:
             request.show(_in_place(tokens_BL, order_BL, rank))
     result_BL = _in_place(tokens_BL, order_BL, rank)
+    if end is not None:
+        result_BL = result_BL.masked_fill(after_end(result_BL, blanks(ids_BL, request.law), end), end)
     request.check(result_BL)
-    return result_BL, reveals.turns_B.to(device)
+    return result_BL, evaluations_B[rank.argsort()]
 
 
 def _in_place(tokens_BL: Tensor, order_BL: Tensor, rank_B: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .digits import DigitCode
-from .sampling_ar import sample_ar
+from .sampling_ar import continue_texts
 from .sampling_duo import sample_duo, sample_duo_left_to_right
 from .sampling_esolm import sample_esolm, sample_esolm_block, sample_esolm_block_autoregressive, sample_esolm_left_to_right
 from .sampling_mdlm import sample_first_hitting, sample_mdlm
@@ -19,7 +19,7 @@ from .sampling_orders import sample_mdlm_in_order
 from .sampling_prime import sample_prime, sample_prime_left_to_right
 from .sampling_psi import Loop, Psi
 from .sampling_remask import sample_mdlm_psi
-from .sampling_replaid import LatentSpace, sample_replaid
+from .sampling_replaid import LatentSpace, sample_replaid, sample_replaid_left_to_right
 from .sampling_settings import SettingsError, choose_sampler, complete_settings
 
 Result = tuple[Tensor, Tensor]
@@ -75,13 +75,13 @@ class Method:
 def fill(network: CausalDenoiser, canvas_BL: Tensor, request: Request, constants: Constants, method: Method) -> Result:
     """Every BLANK of canvas_BL filled by `method`; what else stands there is given.
 
-    All sequences have the same number of blanks, which is the number of steps where none is set; for AR they come last, after at least one
-    token. The request's law carries the model's mask id, if it has one. Returns ids [B, L] and the network evaluations of each sequence [B].
-    Raises ValueError where this does not hold, SettingsError where the model lacks what a setting asks for.
+    Where a sampler takes steps and none are set, there is one per blank, and all sequences have as many blanks; for AR the blanks come last, after
+    at least one token. The request's law carries the model's mask id, if it has one. Returns ids [B, L] and the network evaluations of each
+    sequence [B]. Raises ValueError where this does not hold, SettingsError where the model lacks what a setting asks for.
     """
     blank_BL = canvas_BL == BLANK
     counts_B = blank_BL.sum(-1)
-    if (counts_B != counts_B[0]).any():
+    if alike_only(method) and (counts_B != counts_B[0]).any():
         raise ValueError(f"sequences with {counts_B.unique().tolist()} blanks cannot share a batch")
     run = {"ar": _ar, "mdlm": _mdlm, "duo": _duo, "esolm": _esolm, "replaid": _replaid, "mdm_prime": _prime}[constants.objective]
     steps = method.settings.get("steps") or int(counts_B[0])
@@ -92,11 +92,13 @@ def fill(network: CausalDenoiser, canvas_BL: Tensor, request: Request, constants
     return run(network, canvas_BL, max(steps, 1), request, constants, method)
 
 
+def alike_only(method: Method) -> bool:
+    """Whether the sequences of a batch must have the same number of blanks, since it says how many steps are taken."""
+    return "steps" in method.settings and method.settings["steps"] is None
+
+
 def _ar(network: CausalDenoiser, canvas_BL: Tensor, steps: int, request: Request, constants: Constants, method: Method) -> Result:
-    prompt = int((canvas_BL[0] != BLANK).sum())
-    if (canvas_BL[:, :prompt] == BLANK).any():
-        raise ValueError("an autoregressive model continues a text: its blanks come last, as many in each sequence")
-    return sample_ar(network, canvas_BL[:, :prompt], canvas_BL.shape[1] - prompt, request)
+    return continue_texts(network, canvas_BL, request)
 
 
 def _mdlm(network: CausalDenoiser, canvas_BL: Tensor, steps: int, request: Request, constants: Constants, method: Method) -> Result:
@@ -114,7 +116,7 @@ def _mdlm(network: CausalDenoiser, canvas_BL: Tensor, steps: int, request: Reque
 
 def _duo(network: CausalDenoiser, canvas_BL: Tensor, steps: int, request: Request, constants: Constants, method: Method) -> Result:
     if method.sampler == "left_to_right":
-        return sample_duo_left_to_right(network, canvas_BL, request, schedule_eps=constants.schedule_eps)
+        return sample_duo_left_to_right(network, canvas_BL, request, schedule_eps=constants.schedule_eps, **method.settings)
     psi = method.psi() if method.sampler == "psi" else Psi()
     noise_removal = method.settings["noise_removal"]
     return sample_duo(network, canvas_BL, steps, request, psi=psi, noise_removal=noise_removal, schedule_eps=constants.schedule_eps)
@@ -135,9 +137,12 @@ def _esolm(network: CausalDenoiser, canvas_BL: Tensor, steps: int, request: Requ
 
 
 def _replaid(network: CausalDenoiser, canvas_BL: Tensor, steps: int, request: Request, constants: Constants, method: Method) -> Result:
-    space, wanted = constants.space, method.settings["self_conditioning"]
+    space = constants.space
     if space is None:
         raise ValueError("RePlaid is sampled in the space of its embeddings")
+    if method.sampler == "left_to_right":
+        return sample_replaid_left_to_right(network, canvas_BL, request, space=space)
+    wanted = method.settings["self_conditioning"]
     if wanted and not space.self_conditioning:
         raise SettingsError("self_conditioning=true needs a network that was trained to read its estimate, and this one was not; leave it out")
     if wanted is not None:

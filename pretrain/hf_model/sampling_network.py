@@ -58,6 +58,8 @@ class Request:
     sequences_B  names of the sequences: a sequence's noise depends on (seed, its name) alone, not on the batch that it is in.
     progress     told of every step.
     watch        shown the batch after every step; None: no snapshot is made.
+    end          samplers that go from left to right are done with a sequence when they have drawn this id, and fill its other blanks with it
+                 unasked; None: they draw every blank. No token depends on what would have come after it, so the tokens up to `end` are the same.
     """
 
     law: TokenLaw
@@ -66,6 +68,7 @@ class Request:
     sequences_B: Tensor
     progress: Progress = ignore_progress
     watch: Watch | None = None
+    end: int | None = None
 
     def show(self, ids_BL: Tensor, digits_BLJ: Tensor | None = None) -> None:
         """Let `watch`, if there is one, see the batch as it is; mask ids become BLANK."""
@@ -79,6 +82,14 @@ class Request:
             raise RuntimeError(f"the sampler returned ids outside [0, {self.vocab_size})")
         if self.law.mask_id is not None and (ids_BL == self.law.mask_id).any():
             raise RuntimeError(f"the sampler left {int((ids_BL == self.law.mask_id).sum())} masks")
+
+
+def after_end(ids_BL: Tensor, blank_BL: Tensor, end: int | None) -> Tensor:
+    """[B, L]: the places of blank_BL, where a sampler fills in, that lie to the right of the first `end` filled in."""
+    if end is None:
+        return torch.zeros_like(blank_BL)
+    found_BL = blank_BL & (ids_BL == end)
+    return blank_BL & (found_BL.cumsum(-1) - found_BL.long() > 0)
 
 
 class Denoiser(Protocol):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .sampling_draw import TokenLaw, rows_at_once
-from .sampling_network import Denoiser, Request, blanks, draw_tokens, read_canvas
+from .sampling_network import Denoiser, Request, after_end, blanks, draw_tokens, read_canvas
 from .sampling_noise import uniforms
 
 Order = Literal["confidence", "margin", "left_to_right"]
@@ -34,7 +34,7 @@ def sample_mdlm_in_order(
     """Fill every mask of ids_BL, `tokens` per evaluation and sequence.
 
     order  confidence: where the most likely token is most likely (MaskGIT, Chang et al. 2022); margin: where it is furthest ahead of the
-           second (Kim et al. 2025); left_to_right. Ties (within TIE) go to the left.
+           second (Kim et al. 2025); left_to_right, the only one that ends with the request's `end`. Ties (within TIE) go to the left.
     block  fill one run of this many masks after another from left to right, each in `order` (semi-autoregressive: LLaDA, Nie et al. 2025);
            None: all masks at once.
 
@@ -51,7 +51,8 @@ def sample_mdlm_in_order(
     # A position is drawn once, so one number each is enough.
     _, uniform_BL = uniforms(request.seed, request.sequences_B.to(ids_BL.device), 0, positions_L)
     masked_BL = blanks(ids_BL, request.law)
-    block_BL = (masked_BL.cumsum(-1) - 1) // (block or ids_BL.shape[1])
+    blank_BL, block_BL = masked_BL, (masked_BL.cumsum(-1) - 1) // (block or ids_BL.shape[1])
+    end = request.end if order == "left_to_right" else None
     while (masked_BL := blanks(ids_BL, request.law)).any():
         first_B1 = block_BL.masked_fill(~masked_BL, ids_BL.shape[1]).amin(-1, keepdim=True)
         masked_BL &= block_BL == first_B1
@@ -67,8 +68,12 @@ def sample_mdlm_in_order(
         chosen_BL[active_B] = chosen_RL
         ids_BL[chosen_BL] = draw_tokens(network, features_RLD[chosen_RL], uniform_BL[chosen_BL], request)
         evaluations_B += active_B
-        request.progress(int(chosen_BL.sum()))
+        over_BL = after_end(ids_BL, blank_BL, end) & blanks(ids_BL, request.law)
+        ids_BL = ids_BL if end is None else ids_BL.masked_fill(over_BL, end)
+        request.progress(int((chosen_BL | over_BL).sum()))
         request.show(ids_BL)
+    if end is not None:
+        ids_BL = ids_BL.masked_fill(after_end(ids_BL, blank_BL, end), end)  # several tokens of one evaluation may lie beyond it
     request.check(ids_BL)
     return ids_BL, evaluations_B
 

@@ -22,7 +22,7 @@ from .diffusion_math import reveal_probability
 from .digits import DigitCode
 from .network_input import Attention, NetworkInput
 from .sampling_draw import inverse_cdf, rows_at_once
-from .sampling_network import BLANK, Denoiser, Request
+from .sampling_network import BLANK, Denoiser, Request, after_end
 from .sampling_noise import uniforms
 
 
@@ -54,8 +54,10 @@ def sample_prime(
 
 @torch.no_grad()
 def sample_prime_left_to_right(network: Denoiser, ids_BL: Tensor, request: Request, *, code: DigitCode) -> tuple[Tensor, Tensor]:
-    """Fill the blanks of ids_BL from left to right, a whole token in each evaluation of the whole sequence. Results as in `sample_prime`.
+    """Fill the blanks of ids_BL from left to right, a whole token in each evaluation of the whole sequence, until the request's `end`. Results as
+    in `sample_prime`.
 
+    All digits of a token come from one draw of the id, so they are drawn jointly and no digit of a token is ever masked beside a visible one.
     What the network says of a token depends on how many are masked after it: sample at the length that is meant.
     """
     digits_BLJ, evaluations_B = _canvas(ids_BL, code)
@@ -64,6 +66,10 @@ def sample_prime_left_to_right(network: Denoiser, ids_BL: Tensor, request: Reque
         blank_BL = masked_BLJ.any(-1)
         next_BL = blank_BL & (blank_BL.cumsum(-1) == 1)
         evaluations_B += _reveal(network, digits_BLJ, masked_BLJ & next_BL[..., None], uniform_BL, request, code)
+        if request.end is not None:
+            over_BL = after_end(code.decode(digits_BLJ), ids_BL == BLANK, request.end) & blank_BL & ~next_BL
+            digits_BLJ[over_BL] = code.encode(torch.tensor([request.end], device=ids_BL.device))
+            request.progress(int(over_BL.sum()))
         _show(ids_BL, digits_BLJ, request, code)
     return _finished(ids_BL, digits_BLJ, evaluations_B, request, code)
 

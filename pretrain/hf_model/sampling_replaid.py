@@ -27,9 +27,9 @@ from .gaussian_diffusion import UnitEmbedding, evidence_scale, network_scale
 from .gaussian_solvers import Solver, estimates_per_step, reverse_steps, sharpened
 from .monotone_schedule import LearnedSchedule
 from .network_input import Attention, NetworkInput
-from .sampling_draw import TokenLaw, rows_at_once
-from .sampling_network import Denoiser, Request, SamplingError, blanks
-from .sampling_noise import normals
+from .sampling_draw import TokenLaw, inverse_cdf, rows_at_once
+from .sampling_network import Denoiser, Request, SamplingError, after_end, blanks
+from .sampling_noise import normals, uniforms
 
 LARGEST = 100.0
 """Root mean square of a position's latents at t = 0, in units of what training showed the network, from which on they have run away."""
@@ -114,6 +114,41 @@ def sample_replaid(
     return ids_BL, active_B.long() * evaluations
 
 
+@torch.no_grad()
+def sample_replaid_left_to_right(network: Denoiser, ids_BL: Tensor, request: Request, *, space: LatentSpace) -> tuple[Tensor, Tensor]:
+    """Fill the masks of ids_BL one at a time, from left to right, each in one evaluation of the whole sequence, until the request's `end`.
+
+    What is known, prompt or drawn, stands without noise as a prompt does; everything else is noise of t = 1, drawn afresh for every evaluation,
+    and the network is told gamma(1). Latents of t = 1 say as good as nothing (SNR = exp(-gamma(1))), so x_theta at the next position is its law
+    given what is known, and the token is drawn from it; an exact x_theta gives the data's law up to that SNR. The process itself has no such order:
+    all its positions share one t, and training shows known positions in prompts only. So a trained network is asked for something new here: it
+    shows how RePlaid compares on equal terms, and its own samplers show what it can do.
+
+    There is no earlier estimate to feed back: each evaluation is a first one. Results as in `sample_replaid`.
+    """
+    first_BL = blank_BL = blanks(ids_BL, request.law)
+    ids_BL, sequences_B = ids_BL.clone(), request.sequences_B.to(ids_BL.device)
+    evaluations_B, gamma = torch.zeros(len(ids_BL), dtype=torch.long, device=ids_BL.device), space.levels(1, ids_BL.device)[0]
+    positions_L, width = torch.arange(ids_BL.shape[1], device=ids_BL.device), space.table_VE.shape[1]
+    uniform_BL = uniforms(request.seed, sequences_B, ids_BL.shape[1], positions_L)[0]  # a step that no turn's normals are of
+    for turn in range(int(blank_BL.sum(-1).max())):
+        next_BL = blank_BL & (blank_BL.cumsum(-1) == 1)
+        active_B = blank_BL.any(-1)
+        reader = _Reader(network, ids_BL[active_B], space, request)
+        z_NE = normals(request.seed, sequences_B[active_B], turn, positions_L, width)[reader.blank_RL]
+        ids_BL[next_BL] = reader.draw(z_NE, gamma, next_BL[active_B][reader.blank_RL], uniform_BL[next_BL])
+        evaluations_B += active_B
+        over_BL = after_end(ids_BL, first_BL, request.end) & blank_BL & ~next_BL
+        ids_BL = ids_BL if request.end is None else ids_BL.masked_fill(over_BL, request.end)
+        blank_BL = blank_BL & ~next_BL & ~over_BL
+        request.progress(int((next_BL | over_BL).sum()))
+        request.show(ids_BL)
+        if not blank_BL.any():
+            break
+    request.check(ids_BL)
+    return ids_BL, evaluations_B
+
+
 def _walk(reader: "_Reader", gammas: Tensor, solver: Solver, score_temperature: float, seed: int, sequences_R: Tensor) -> Iterator[Tensor]:
     """The latents [N, E] after each step. Step 0's normals are the latents at t = 1."""
     blank_RL, width = reader.blank_RL, reader.space.table_VE.shape[1]
@@ -171,11 +206,19 @@ class _Reader:
         law = replace(self.law, temperature=0.0)
         return torch.cat([law.probabilities(logits_NV).argmax(-1) for logits_NV in self._logits(z_NE, gamma)])
 
-    def _logits(self, z_NE: Tensor, gamma: Tensor) -> Iterator[Tensor]:
-        """Logits of the positions to fill, with the evidence of z_t, float64, for a bounded number of positions at a time."""
+    def draw(self, z_NE: Tensor, gamma: Tensor, asked_N: Tensor, uniform_Q: Tensor) -> Tensor:
+        """A token for each position that asked_N chooses, from x_theta as the law's options shape it."""
+        laws = [self.law.probabilities(logits_NV) for logits_NV in self._logits(z_NE, gamma, asked_N)]
+        rows = rows_at_once(len(self.space.table_VE))
+        return torch.cat([inverse_cdf(p_NV, u_N) for p_NV, u_N in zip(laws, uniform_Q.split(rows), strict=True)])
+
+    def _logits(self, z_NE: Tensor, gamma: Tensor, asked_N: Tensor | None = None) -> Iterator[Tensor]:
+        """Logits of the positions to fill, or those of them in asked_N, with the evidence of z_t, float64, for a bounded number at a time."""
         table_VE = self.space.table_VE
         features_ND = self._features(z_NE, gamma)[self.blank_RL]
         evidence_NE = self.space.evidence * evidence_scale(gamma) * z_NE
+        if asked_N is not None:
+            features_ND, evidence_NE = features_ND[asked_N], evidence_NE[asked_N]
         rows = rows_at_once(len(table_VE))
         for x_ND, evidence in zip(features_ND.split(rows), evidence_NE.split(rows), strict=True):
             yield self.network.logits(x_ND).double() + evidence @ table_VE.T

@@ -55,6 +55,11 @@ SETTINGS: dict[str, Setting] = {
     "given": Setting(meaning="order in which the tokens of the prompt are read", default="natural", choices=("natural", "shuffled")),
     "score_temperature": Setting(meaning="divides the predicted noise; the smaller, the more steps it takes", default=1.0, low=1e-3, high=1e3),
     "self_conditioning": Setting(meaning="let the network read its previous estimate", absent="as in training"),
+    "clean_share": Setting(
+        meaning="positions that the clean ones are a share of, which the network is told: all, or those to fill (a fine-tuned network's prompt is "
+        "never noised)",
+        default="all", choices=("all", "filled"),
+    ),
     "joint_above": Setting(
         meaning="steps that begin above this t reveal a token's digits together: 0 all of them, 1 none", absent="as training masked, or 1",
     ),
@@ -73,14 +78,14 @@ SAMPLERS: dict[str, dict[str, tuple[str, ...]]] = {
         "left_to_right": ("tokens",),
         "psi": _PSI,
     },
-    "duo": {"ancestral": ("steps", "noise_removal"), "psi": _PSI, "left_to_right": ()},
+    "duo": {"ancestral": ("steps", "noise_removal"), "psi": _PSI, "left_to_right": ("clean_share",)},
     "esolm": {
         "ancestral": ("steps", "alpha_0", "given"),
         "block": ("steps", "order", "given"),
         "block_autoregressive": ("steps", "segments", "order", "given"),
         "left_to_right": ("given",),
     },
-    "replaid": {"ddpm": _SOLVER, "ddim": _SOLVER, "dpm++": _SOLVER, "heun": _SOLVER},
+    "replaid": {"ddpm": _SOLVER, "ddim": _SOLVER, "dpm++": _SOLVER, "heun": _SOLVER, "left_to_right": ()},
     "mdm_prime": {"ancestral": ("steps", "joint_above"), "left_to_right": ()},
 }
 """Objective -> sampler -> its settings. The first sampler is the one that `auto` stands for."""

@@ -29,9 +29,9 @@ _NAMES = sorted({"auto", *(name for samplers in SAMPLERS.values() for name in sa
 _TEXTS = ("prompt", "blank")
 
 
-def quoted(words: Sequence[str]) -> list[str]:
+def quoted(words: Sequence[str], texts: Sequence[str] = _TEXTS) -> list[str]:
     """A command line whose texts are taken as they stand, with the commas, apostrophes and brackets that Hydra would read as its own."""
-    return [_quoted(word) if word.partition("=")[0] in _TEXTS and "=" in word else word for word in words]
+    return [_quoted(word) if word.partition("=")[0] in texts and "=" in word else word for word in words]
 
 
 def _quoted(word: str) -> str:
@@ -102,6 +102,7 @@ class SamplingConfig:
     given: str | None = None
     score_temperature: float | None = None
     self_conditioning: bool | None = None
+    clean_share: str | None = None
     joint_above: float | None = None
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ class SampledModel:
     """What is known before the weights are read, and how to read them.
 
     home   where samples go that were not sent elsewhere.
+    folder where the weights are: a checkpoint's folder, or an exported one.
     origin what a record says of where it is from, for example {"step": 400}.
     load   the network, and the constants of its objective, on a device and in a type.
     """
@@ -37,5 +38,6 @@ class SampledModel:
     codec: Codec
     trained_length: int
     home: Path
+    folder: Path
     origin: Mapping[str, Any]
     load: Callable[[torch.device, torch.dtype], tuple[DiT | Llama, Constants]]

@@ -121,7 +121,7 @@ AHEAD = replace(state(12), extras={RATES_AHEAD: {"12": 1e-3, "40": 5e-4}})
             card(then=AHEAD, rates_now={"12": 1e-3, "40": 6e-4}),
             "the schedule now gives learning rate 0.0006 for step 41, which was to be done with 0.0005",
         ),
-        (card(next_batch_now="1234"), "data.train now gives another text: the next batch is not the one that was to follow"),
+        (card(next_batch_now="1234"), "the data now gives another text: the next batch is not the one that was to follow"),
         (of_changes(optimizer__beta1=0.8), "optimizer.beta1: 0.9 -> 0.8"),
         (of_changes(precision__compute="fp32"), "precision.compute: auto -> fp32"),
         (replace(of_changes(duration__steps=60), lr_now=2e-3), "duration.steps: 1000 -> 60 now gives learning rate 0.002 for step 12"),

@@ -9,10 +9,10 @@ import pyarrow.parquet as parquet
 import pytest
 
 from data_prep.gsm8k import write_gsm8k
-from data_prep.gsm8k_readers import read_problems
 from data_prep.gsm_symbolic import write_symbolic
 from data_prep.problem_config import Gsm8kConfig, GsmSymbolicConfig
 from data_prep.symbolic_templates import BROKEN, load_templates
+from pretrain.data.gsm8k_readers import read_problems
 from pretrain.data.problems import Problem, answer_value, problem_lines, read_problem_file
 from pretrain.errors import UserError
 

@@ -52,6 +52,20 @@ def test_figures_and_samples(tmp_path: Path, corpus: Path, monkeypatch: pytest.M
         assert words in out
 
 
+def test_scores_of_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a corpus there is no entropy to compare with; every evaluation card below gsm8k/ is told."""
+    run = write_log(tmp_path, RECORDS)
+    figures = {"accuracy": 0.75, "low": 0.657, "high": 0.825, "confidence": 0.95, "correct": 75, "total": 100}
+    baseline = figures | {"answer": "27", "accuracy": 0.05}
+    tree = {"settings": {"sampler": "left_to_right"}, "scores": {"strict": figures}, "majority_baseline": baseline}
+    (run / "gsm8k/mine").mkdir(parents=True)
+    (run / "gsm8k/mine/card.json").write_text(json.dumps(tree))
+    code, out, _ = summary(monkeypatch, capsys, run)
+    assert code == 0 and "unigram" not in out
+    for words in ("left_to_right, after ####", "75 of 100 right: 75.0% (95% interval 65.7% to 82.5%)", "always 27", "right: 5.0%"):
+        assert words in out, words
+
+
 def test_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_log(tmp_path, RECORDS)
     assert summary(monkeypatch, capsys, "--finished", run) == (0, "", "")
@@ -71,7 +85,7 @@ def test_a_run_that_diverged(tmp_path: Path, corpus: Path, monkeypatch: pytest.M
     ("arguments", "sentence"),
     [
         ([], "the following arguments are required: RUN_DIR"),
-        (["run"], "give its prepared folder too, summary.py run VALIDATION_CORPUS"),
+        (["scored"], "card.json is no evaluation card ('settings'); run launchers/evaluate.py task=gsm8k again with another output="),
         (["run", "corpus", "more"], "unrecognized arguments: more"),
         (["--cfg", "foo"], "unrecognized arguments: --cfg"),
         (["--finished"], "the following arguments are required: RUN_DIR"),
@@ -83,8 +97,11 @@ def test_a_run_that_diverged(tmp_path: Path, corpus: Path, monkeypatch: pytest.M
 def test_mistakes_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
-    (tmp_path / "run").mkdir()
-    write_log(tmp_path / "run", RECORDS)
+    for name in ("run", "scored"):
+        (tmp_path / name).mkdir()
+        write_log(tmp_path / name, RECORDS)
+    (tmp_path / "scored/gsm8k").mkdir()
+    (tmp_path / "scored/gsm8k/card.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     code, out, err = summary(monkeypatch, capsys, *arguments)
     assert (code, out) == (64, "") and err.startswith("error: ") and sentence in err and err.count("\n") == 1

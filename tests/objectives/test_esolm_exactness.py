@@ -135,6 +135,39 @@ def test_the_bound_is_the_entropy_with_the_exact_denoiser(alpha_0: float, size: 
 
 
 @pytest.mark.parametrize("alpha_0", ALPHAS)
+def test_with_a_prompt_the_bound_is_the_conditional_entropy(alpha_0: float) -> None:
+    """The first token is given: it comes first in every order that the product makes, and the sums run over the orders of the rest."""
+    toy = random_toy(3, 3, 4)
+    objective, denoiser = esolm(toy, alpha_0), reference.bayes_causal(toy)
+    documents_L, rest_ML, total = np.zeros(3, dtype=np.int32), all_masks(2), 0.0
+    share = 1 / objective.evaluation_parts
+
+    def value(mask_L: np.ndarray, orders: list[reference.Order], t: float | None) -> float:
+        """E over texts and these orders."""
+        masked_L, found = np.concatenate(([False], mask_L)), 0.0
+        for rest in orders:
+            shared = {"order_L": np.array([0, *(1 + place for place in rest)]), "share": share, "count": 2}
+            samples = [
+                objective.sequential(x_L, documents_L, scored_L=masked_L, **shared) if t is None  # type: ignore[arg-type]
+                else objective.diffused(x_L, documents_L, masked_L=masked_L, t=t, evaluation=True, **shared)  # type: ignore[arg-type]
+                for x_L in toy.sequences_NL
+            ]  # fmt: skip
+            found += toy.q_N @ nelbo(objective, samples, logits(objective, samples, denoiser, toy.mask)).sum(1) / len(orders)
+        return found
+
+    for mask_L in rest_ML:
+        if alpha_0 > 0:
+            for t, node in zip(*quadrature(0.0, 1.0), strict=True):
+                chance = mask_probability(mask_L[None], 1 - alpha_0 * (1 - t))[0]
+                total += share * node * chance * value(mask_L, reference.diffusion_orders(mask_L), float(t))
+        if alpha_0 < 1:
+            chance = mask_probability(mask_L[None], 1 - alpha_0)[0]
+            total += share * chance * value(mask_L, reference.sequential_orders(mask_L), None)
+    first_V = np.array([toy.q_N[toy.sequences_NL[:, 0] == v].sum() for v in range(3)])
+    assert total == pytest.approx(toy.entropy + first_V @ np.log(first_V), abs=1e-10)
+
+
+@pytest.mark.parametrize("alpha_0", ALPHAS)
 def test_a_bound_defines_a_distribution(alpha_0: float) -> None:
     """Values of every sequence as the reference has them; autoregression alone is exact."""
     for seed in range(3):

@@ -15,14 +15,12 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from pretrain.hf_model.attention_patterns import KeyValueCache, attention_pattern
 from pretrain.hf_model.modeling_dit import DiT
 from pretrain.hf_model.modeling_llama import Llama
-from pretrain.hf_model.network_input import NetworkInput
 from pretrain.hf_model.sampling_draw import TokenLaw
 from pretrain.hf_model.sampling_esolm import sample_esolm, sample_esolm_block, sample_esolm_block_autoregressive, sample_esolm_left_to_right
 from pretrain.hf_model.sampling_network import CausalDenoiser
-from tests.sampling.esolm_examples import causal, real, request
+from tests.sampling.esolm_examples import CausalTable, causal, real, request
 
 V, L, MASK, DRAWS = 3, 3, 3, 20_000
 WORLD = list(itertools.product(range(V), repeat=L))
@@ -44,38 +42,12 @@ def bayes(known: Known, asked: tuple[int, ...]) -> np.ndarray:
     return p / p.sum(-1, keepdims=True)
 
 
-class ExactDenoiser:
-    """The Bayes posterior given the clean tokens that attention shows. Ids and positions take the place of keys in an ordinary cache."""
-
-    def __init__(self) -> None:
-        self.table = torch.full((V + 1,) * L + (L, V + 1), 1e9, dtype=torch.float64)  # the mask's column must be ignored
-        for z in itertools.product(range(V + 1), repeat=L):
-            known = tuple((place, token) for place, token in enumerate(z) if token != MASK)
-            self.table[z][:, :V] = torch.from_numpy(np.log(np.maximum(bayes(known, tuple(range(L))), 1e-300)))
-
-    def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
-        one = {"layers": 1, "kv_heads": 1, "head_dim": 1}
-        return KeyValueCache(batch=batch, capacity=capacity, dtype=torch.long, device=torch.device("cpu"), **one)
-
-    def features(self, inputs: NetworkInput, cache: KeyValueCache | None = None) -> Tensor:
-        assert inputs.ids_BL is not None and cache is not None
-        (rows, width), old = inputs.ids_BL.shape, cache.length
-        ids_R1SK, places_R1SK = cache.extend(0, inputs.ids_BL[:, None, :, None], inputs.positions_BL[:, None, :, None])
-        pattern, seen = attention_pattern(inputs, old), torch.ones(rows, width, ids_R1SK.shape[2], dtype=torch.bool)
-        if pattern.allowed_B1LS is not None:
-            seen = pattern.allowed_B1LS[:, 0].expand_as(seen)
-        allowed_RQS = seen.tril() if pattern.is_causal else seen
-        z_RQL = torch.full((rows, width, L), MASK)
-        for s in range(ids_R1SK.shape[2]):
-            clean_RQ = allowed_RQS[..., s] & (ids_R1SK[:, 0, s] != MASK)
-            place_RQ1 = places_R1SK[:, 0, s, :, None].expand(rows, width, 1)
-            kept_RQ1 = torch.where(clean_RQ[..., None], ids_R1SK[:, 0, s, :, None], z_RQL.gather(2, place_RQ1))
-            z_RQL.scatter_(2, place_RQ1, kept_RQ1)
-        cache.advance(width)
-        return self.table[(*z_RQL.unbind(-1), inputs.positions_BL)]
-
-    def logits(self, features: Tensor) -> Tensor:
-        return features
+def exact_denoiser() -> CausalTable:
+    table = torch.full((V + 1,) * L + (L, V + 1), 1e9, dtype=torch.float64)  # the mask's column must be ignored
+    for z in itertools.product(range(V + 1), repeat=L):
+        known = tuple((place, token) for place, token in enumerate(z) if token != MASK)
+        table[z][:, :V] = torch.from_numpy(np.log(np.maximum(bayes(known, tuple(range(L))), 1e-300)))
+    return CausalTable(table)
 
 
 def conditional_of(network: DiT | Llama) -> Conditional:
@@ -141,7 +113,7 @@ def draw(network: CausalDenoiser, sampler: Callable[..., tuple[Tensor, Tensor]],
 
 @pytest.mark.parametrize(("steps", "alpha_0"), [(1, 1.0), (2, 1.0), (1, 0.5), (3, 0.7), (2, 0.0)])
 def test_law_of_the_exact_denoiser(steps: int, alpha_0: float) -> None:
-    ids_BL = draw(ExactDenoiser(), sample_esolm, steps=steps, alpha_0=alpha_0)
+    ids_BL = draw(exact_denoiser(), sample_esolm, steps=steps, alpha_0=alpha_0)
     assert p_value(ids_BL, law(ancestral(steps, alpha_0), bayes)) > 1e-4
     data = p_value(ids_BL, [float(JOINT[x]) for x in WORLD])
     assert data > 1e-4 if alpha_0 == 0 else data < 1e-8  # few steps are told from the data
@@ -149,7 +121,7 @@ def test_law_of_the_exact_denoiser(steps: int, alpha_0: float) -> None:
 
 @pytest.mark.parametrize("alpha_0", [1.0, 0.4])
 def test_many_steps_of_the_exact_denoiser_give_the_data(alpha_0: float) -> None:
-    assert p_value(draw(ExactDenoiser(), sample_esolm, steps=3000, alpha_0=alpha_0), [float(JOINT[x]) for x in WORLD]) > 1e-4
+    assert p_value(draw(exact_denoiser(), sample_esolm, steps=3000, alpha_0=alpha_0), [float(JOINT[x]) for x in WORLD]) > 1e-4
 
 
 @pytest.mark.parametrize("kind", ["dit", "llama"])

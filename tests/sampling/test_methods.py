@@ -31,7 +31,7 @@ CAPPED = Psi(mode="max_capped", eta=0.01)
 LOOP = Psi(mode="remdm", eta=0.2, loop=Loop(alpha=0.8, rise=0.4, fall=0.1))
 LOOP_SETTINGS = {"psi": "remdm", "eta": 0.2, "loop": True, "loop_alpha": 0.8, "loop_rise": 0.4, "loop_fall": 0.1}
 SENT: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
-    ("ar", "ar", {}, "sample_ar", {"length": 4}),
+    ("ar", "ar", {}, "continue_texts", {}),
     ("mdlm", "ancestral", {}, "sample_mdlm", {"steps": 4, "noise_removal": "ancestral"}),
     ("mdlm", "ancestral", {"steps": 2, "noise_removal": "greedy"}, "sample_mdlm", {"steps": 2, "noise_removal": "greedy"}),
     ("mdlm", "first_hitting", {}, "sample_first_hitting", {}),
@@ -42,7 +42,7 @@ SENT: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
     ("mdlm", "psi", LOOP_SETTINGS | {"steps": 7}, "sample_mdlm_psi", {"steps": 7, "psi": LOOP, "noise_removal": "ancestral"}),
     ("duo", "ancestral", {"noise_removal": "greedy"}, "sample_duo", {"steps": 4, "psi": Psi(), "noise_removal": "greedy", "schedule_eps": 0.02}),
     ("duo", "psi", LOOP_SETTINGS, "sample_duo", {"steps": 4, "psi": LOOP, "noise_removal": "ancestral", "schedule_eps": 0.02}),
-    ("duo", "left_to_right", {}, "sample_duo_left_to_right", {"schedule_eps": 0.02}),
+    ("duo", "left_to_right", {}, "sample_duo_left_to_right", {"schedule_eps": 0.02, "clean_share": "all"}),
     ("esolm", "ancestral", {}, "sample_esolm", {"steps": 4, "alpha_0": 0.3, "given": "natural"}),
     ("esolm", "ancestral", {"alpha_0": 0.0, "given": "shuffled"}, "sample_esolm", {"steps": 4, "alpha_0": 0.0, "given": "shuffled"}),
     ("esolm", "block", {"order": "shuffled"}, "sample_esolm_block", {"steps": 4, "order": "shuffled", "given": "natural"}),
@@ -55,6 +55,7 @@ SENT: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
      {"steps": 9, "solver": "heun", "space": SPACE, "score_temperature": 0.5}),
     ("replaid", "ddpm", {"self_conditioning": False}, "sample_replaid",
      {"steps": 4, "solver": "ddpm", "space": UNCONDITIONED, "score_temperature": 1.0}),
+    ("replaid", "left_to_right", {}, "sample_replaid_left_to_right", {"space": SPACE}),
     ("mdm_prime", "ancestral", {}, "sample_prime", {"steps": 4, "code": CODE, "joint_above": 0.5}),
     ("mdm_prime", "ancestral", {"joint_above": 0.0}, "sample_prime", {"steps": 4, "code": CODE, "joint_above": 0.0}),
     ("mdm_prime", "left_to_right", {}, "sample_prime_left_to_right", {"code": CODE}),
@@ -86,11 +87,11 @@ def test_arguments(
     method = Method.of(objective, sampler, given)
     result: Any = fill(network, canvas(objective), asked, CONSTANTS[objective], method)  # type: ignore[arg-type]
     assert result == "result" and sent[0] is network
-    filled = {"ar": [1, 2], "mdm_prime": [1, BLANK, 2, BLANK, BLANK, BLANK]}.get(objective, [1, MASK, 2, MASK, MASK, MASK])
-    assert sent[1].tolist() == [filled] * 2
-    positional = [expected[name] for name in ("length", "steps") if name in expected]
+    masked = canvas(objective) if objective in ("ar", "mdm_prime") else canvas(objective).where(canvas(objective) != BLANK, MASK)
+    assert torch.equal(sent[1], masked)
+    positional = [expected[name] for name in ("steps",) if name in expected]
     assert list(sent[2]) == [*positional, asked]
-    assert sent[3] == {name: value for name, value in expected.items() if name not in ("length", "steps")}
+    assert sent[3] == {name: value for name, value in expected.items() if name != "steps"}
 
 
 def test_every_sampler_is_sent_somewhere() -> None:

@@ -27,7 +27,7 @@ def fine_tuning_tree(tree: Mapping[str, Any], words: list[str]) -> dict[str, Any
     found = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     if isinstance(found.get("data"), dict):
         found["data"] |= {"train": {}, "validation": {}, "phases": []}
-    if found.get("init_from") is None and "init_from=null" not in words:
+    if found.get("init_from") == "":  # null: from scratch
         raise UserError("no value for init_from: name the run that pretrained the model, as runs/NAME, or a folder that transformers loads")
     _set_objective(found, words)
     if isinstance(found.get("duration"), dict):  # one step, until the examples are counted (problems.open_problems)

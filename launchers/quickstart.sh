@@ -38,7 +38,7 @@ pretrain_on_problems() {
 }
 finetune() {
     torchrun launchers/finetune.py +model=ar_tiny name=quickstart init_from=$base tokenizer=$problems/tokenizer.model sft=gsm_symbolic \
-        sft.train=$problems/problems/train.jsonl sft.validation=$problems/problems/test.jsonl sft.format.context=96 sft.epochs=4 \
+        sft.train=$problems/problems/train.jsonl sft.validation=$problems/problems/test.jsonl sft.format.context=96 sft.epochs=3 \
         schedule.peak=2e-3 validation.every=0
 }
 score() {

@@ -260,9 +260,9 @@ def _hydra_sentence(error: Exception, config_name: str, arguments: list[str]) ->
         return unreadable(str(error.override))
     if match := re.match(r"Could not override '([^']+)'", text):
         key = match.group(1).partition("@")[0]
-        if key.startswith("sft.") and config_name != "finetune":
+        if key.startswith("sft.") and config_name not in ("finetune", "submit_finetune"):
             return f"{key} belongs to launchers/finetune.py; this is another command"
-        if key == "model" and config_name in ("pretrain", "submit", "finetune"):
+        if key == "model" and config_name in ("pretrain", "submit", "finetune", "submit_finetune"):
             return "write +model=PRESET with a plus sign: no preset is loaded by default"
         if re.match(r"data\.(train|validation)\.", key):
             return f"{key} is not in the preset: write +{key}=… to add it"

@@ -1,6 +1,7 @@
-"""python launchers/slurm/submit.py [preflight | drill] +model=PRESET cluster=CLUSTER nodes=N [key=value …] [--dry-run]: a run as a Slurm job.
+"""python launchers/slurm/submit.py [TASK] +model=PRESET cluster=CLUSTER nodes=N [key=value …] [--dry-run]: a run as a Slurm job.
 
-Without a task it submits the run; preflight checks the nodes of one job; drill rehearses a preemption.
+Without a task it submits the run; finetune submits one of launchers/finetune.py; preflight checks the nodes of one job; drill rehearses a
+preemption.
 """
 
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])  # not this folder, whose files would shadow packages
 
-from launchers.slurm.tasks import TASKS  # noqa: E402
+from launchers.slurm.tasks import TASKS, fine_tuning  # noqa: E402
 from pretrain.cluster.submission import submission_from_arguments  # noqa: E402
 from pretrain.command_line import run_command  # noqa: E402
 from pretrain.errors import UserError, nearest  # noqa: E402
@@ -22,7 +23,7 @@ def task_and_words(words: list[str]) -> tuple[str, list[str], bool]:
     task = words.pop(0) if words and not words[0].startswith(("-", "+", "~")) and "=" not in words[0] else "train"
     if task not in TASKS:
         raise UserError(f"there is no task {task}{nearest(task, list(TASKS))}")
-    if task != "train" and not any(word.lstrip("+").startswith("model=") for word in words):
+    if task in ("preflight", "drill") and not any(word.lstrip("+").startswith("model=") for word in words):
         words.insert(0, "+model=mdlm_tiny")
     return task, words, dry
 
@@ -30,7 +31,7 @@ def task_and_words(words: list[str]) -> tuple[str, list[str], bool]:
 def main() -> int:
     """Compose, check, submit."""
     task, sys.argv[1:], dry = task_and_words(sys.argv[1:])
-    submission = submission_from_arguments()
+    submission = submission_from_arguments("submit_finetune", fine_tuning) if task == "finetune" else submission_from_arguments()
     return 0 if submission is None else TASKS[task](submission, dry)
 
 

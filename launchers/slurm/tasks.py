@@ -5,7 +5,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from finetune.command import fine_tuning_tree
+from finetune.grid import taken_grid
+from finetune.problems import open_problems
 from launchers.slurm.drill_text import drill_sources
 from pretrain.cluster import slurm
 from pretrain.cluster.drill import INTERRUPTED, drill_run, run_drill
@@ -22,7 +26,10 @@ from pretrain.cluster.submission import (
     refuse_living,
     submit,
 )
-from pretrain.plan.plan import Needs, check_directory
+from pretrain.compose import command_from_tree
+from pretrain.convert.origin import require_origin
+from pretrain.errors import UserError
+from pretrain.plan.plan import Needs, check_data, check_directory
 from pretrain.plan.table import show, size
 
 DRILLS = "drill"
@@ -39,6 +46,7 @@ def train(submission: Submission, dry: bool) -> int:
         print(render(job))
         return 0
     check_start(submission, needs)
+    require_origin(submission.command.run)
     number = submit(submission, job)
     _describe(submission, needs, number)
     return 0
@@ -82,4 +90,14 @@ def _describe(submission: Submission, needs: Needs, number: int) -> None:
     print(f"log: {submission.run_directory / FOLDER / f'job_{number}.log'}; stop it with scancel {number}")
 
 
-TASKS: dict[str, Callable[[Submission, bool], int]] = {"train": train, "preflight": preflight, "drill": drill}
+def fine_tuning(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree of a fine-tuning run, as long as its epochs. Raises UserError for problems that cannot be read."""
+    tree, grid = taken_grid(fine_tuning_tree(tree, sys.argv[1:]))
+    if grid is not None:
+        raise UserError("grid= starts one run after another on this machine: submit a job for each point with name= and its values")
+    run = command_from_tree(tree).run
+    check_data(run)
+    return tree | {"duration": tree["duration"] | {"steps": open_problems(run).config.duration.steps}}
+
+
+TASKS: dict[str, Callable[[Submission, bool], int]] = {"train": train, "finetune": train, "preflight": preflight, "drill": drill}

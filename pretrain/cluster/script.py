@@ -28,6 +28,7 @@ class Job:
     work_directory where relative paths of the configuration start.
     free_bytes     what the preflight must find free in the run directory.
     task           train, or the preflight alone.
+    launcher       what trains: a file of launchers/.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Job:
     submission: SubmitConfig
     free_bytes: int
     task: Task = "train"
+    launcher: str = "pretrain.py"
 
 
 def render(job: Job) -> str:
@@ -82,6 +84,7 @@ def _settings(job: Job) -> list[str]:
     submission, cluster = job.submission, job.submission.cluster
     values: dict[str, str | int] = {
         "TASK": job.task,
+        "LAUNCHER": job.launcher,
         "RUN_DIR": str(job.run_directory),
         "WORK_DIR": str(job.work_directory),
         "REPOSITORY": str(REPOSITORY),

@@ -71,14 +71,20 @@ def fitting_batch(submission: Submission) -> dict[str, Any]:
     return {"global_sequences": max(round(run.batch.global_sequences / stride), 1) * stride}
 
 
-def submission_from_arguments() -> Submission | None:
-    """What sys.argv describes; None where Hydra itself answered. Raises UserError."""
-    composed = compose_arguments("submit")
+def submission_from_arguments(
+    config_name: str = "submit", prepare: Callable[[dict[str, Any]], dict[str, Any]] = lambda tree: tree
+) -> Submission | None:
+    """What sys.argv describes; None where Hydra itself answered. Raises UserError.
+
+    prepare  what makes the composed tree that of a run.
+    """
+    composed = compose_arguments(config_name)
     if composed is None:
         return None
     tree = resolved(composed)
     settings = typed(SubmitConfig, {item.name: tree.pop(item.name) for item in dataclasses.fields(SubmitConfig)})
     check_submission(settings)
+    tree = prepare(tree)
     command = command_from_tree(tree)
     if command.check or command.selftest is not None or command.verify is not None:
         raise UserError("check, selftest and verify belong to launchers/pretrain.py; submit.py checks the layout, and --dry-run submits nothing")
@@ -149,6 +155,7 @@ def make_job(submission: Submission, needs: Needs, task: Task = "train") -> Job:
         submission=submission.settings,
         free_bytes=2 * checkpoint_bytes(needs),  # the next one is complete before an old one goes
         task=task,
+        launcher="pretrain.py" if submission.command.run.sft is None else "finetune.py",
     )
     require_no_secret(render(job), "the batch script")
     return job

@@ -65,7 +65,7 @@ def frozen_run(run: Path) -> RunConfig:
 
 def uninterrupted_losses(run: Path, ranks: int = 2) -> dict[int, float]:
     """Step -> loss of the same run, trained by forked processes under another root."""
-    folder = run.parents[1]
+    folder = next(parent.parent for parent in run.parents if parent.name == "runs")
     here = os.getcwd()
     os.chdir(folder)
     try:

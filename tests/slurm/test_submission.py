@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 from hydra import compose, initialize_config_dir
 
+from finetune.command import fine_tuning_tree
+from finetune.grid import taken_grid
 from pretrain.cluster import slurm
 from pretrain.cluster.checks import check_submission, time_limit
 from pretrain.cluster.code_version import code_version, sources_hash
@@ -98,6 +100,20 @@ def test_what_is_frozen_is_what_was_composed(preset: str, tmp_path: Path) -> Non
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         again = compose("pretrain", ["+model=submitted", f"hydra.searchpath=[file://{tmp_path}]"])
     assert command_from(again).run == command_from_tree(tree).run
+
+
+def test_a_frozen_fine_tuning_run_is_what_was_composed(tmp_path: Path) -> None:
+    register()
+    arguments = ["+model=replaid_tiny", "init_from=runs/x", "sft.train=a.jsonl", "sft=gsm_symbolic", "sft.format.context=96", "schedule.peak=3e-3"]
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        tree, _ = taken_grid(fine_tuning_tree(resolved(compose("finetune", arguments)), arguments))
+    for path, text in frozen_presets(tree, tmp_path).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    frozen = ["+model=submitted", f"hydra.searchpath=[file://{tmp_path}]"]
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        again, _ = taken_grid(fine_tuning_tree(resolved(compose("finetune", frozen)), frozen))
+    assert command_from_tree(again).run == command_from_tree(tree).run and command_from_tree(again).run.schedule.peak == 3e-3
 
 
 def answering(folder: Path, monkeypatch: pytest.MonkeyPatch, **commands: str) -> None:

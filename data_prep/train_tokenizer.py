@@ -71,8 +71,9 @@ def _require_readable(config: TrainTokenizerConfig, files: list[InputFile]) -> N
     for file in files:
         first = list(islice(read_records(whole(file.path), Wanted(config.text_key)), _LOOKED_AT))
         if first and all(record.text is None for record in first):
+            which = "first record" if len(first) == 1 else f"first {len(first)} records"
             raise UserError(
-                f"the first {counted(len(first), 'record')} of {file.path} cannot be read ({first[0].reason}); "
+                f"the {which} of {file.path} cannot be read ({first[0].reason}); "
                 "set text_key to the key of its text, or leave it out of the input"
             )
 

@@ -45,6 +45,11 @@ class HeldOut:
         load_objective(self.objective, trained.folder)
         self.objective.modules().to(device).requires_grad_(False)
         self.vocab = VocabShard.whole(trained.vocabulary)
+        if trained.run.sft is not None:
+            raise UserError(
+                f"{trained.run_directory} is a fine-tuning run: its log has the likelihood of held-out answers where sft.validation is set; to score "
+                "answers, use task=gsm8k data=FILE"
+            )
         if not trained.run.data.validation:
             raise UserError(f"{trained.run_directory} names no held-out text, so there is nothing to score; train with a data.validation source")
         self.samples = ValidationSamples(

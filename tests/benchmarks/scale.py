@@ -1,6 +1,7 @@
 """Start of a training run at 2.1T tokens: time and memory of the 8 ranks of one node, first batch included, and the audit's speed.
 
     python tests/benchmarks/scale.py                                    4,000 shards in 20 sources, 525M tokens and 525,000 documents each
+    python tests/benchmarks/scale.py --data                             the data alone: no network, optimizer, process group and log
     python tests/benchmarks/scale.py --folder /scratch/scale --ranks 8 --shards 4000 --sources 20
 
 The corpora are made in a temporary folder: every .bin is a hole of its real size (4.2 TB of uint16, no disk), so their ids read as 0, and every
@@ -14,6 +15,7 @@ their batches: the sum of their proportional set sizes, in which a page that sev
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -143,13 +145,48 @@ def rank(folder: Path) -> None:
     sys.exit(launch())
 
 
-def start(folder: Path, ranks: int) -> "list[subprocess.Popen[str]]":
+def data_rank(folder: Path) -> None:
+    """What of that is the data's: plan, verification and batches, by the same classes; torch and DALI are imported for them."""
+    import nvidia.dali.pipeline  # noqa: F401  # the loader imports it: not the data's memory
+
+    from pretrain.data.corpus import open_corpora
+    from pretrain.data.loader import build_loader
+    from pretrain.data.samples import TrainingSamples
+    from pretrain.data.tokenizer import Tokenizer
+    from pretrain.objectives.ar import AR
+    from pretrain.plan.epochs import check_repetition, readings
+    from pretrain.rules import resolve, run_vocabulary
+
+    print("ready", flush=True)
+    sys.stdin.readline()
+    laps, number, ranks = Laps(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    config = run_of(folder)
+    tokenizer = Tokenizer(config.tokenizer)
+    vocabulary = run_vocabulary(config, tokenizer)
+    derived = resolve(config, world_size=ranks, model_size=vocabulary.model_size)
+    check_repetition(config, readings(config, derived))
+    laps.end("plan: manifests and epochs")
+    corpora = open_corpora(config.data.train, tokenizer, (number, ranks))
+    laps.end("corpora opened and verified")
+    corrupt = functools.partial(AR(vocabulary, config.objective).corrupt, evaluation=False)
+    samples = TrainingSamples(config.data, corpora, config.batch, corrupt=corrupt, lookahead=1, random_length=False, seed=1)
+    with build_loader(samples, config.data, config.batch, dp_rank=number, dp_size=ranks) as loader:
+        next(loader)
+        laps.end("first batch")
+        next(loader)
+        laps.end("second batch")
+        print(json.dumps(laps.found), flush=True)
+        sys.stdin.readline()
+    sys.exit(0)
+
+
+def start(folder: Path, ranks: int, *words: str) -> "list[subprocess.Popen[str]]":
     """The ranks of a node, with the words of torchrun in their environment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     node = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, "--folder", str(folder), "--rank"]
+    command = [sys.executable, __file__, "--folder", str(folder), "--rank", *words]
     return [
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
@@ -159,11 +196,11 @@ def start(folder: Path, ranks: int) -> "list[subprocess.Popen[str]]":
     ]  # fmt: skip
 
 
-def report(folder: Path, ranks: int) -> None:
+def report(folder: Path, ranks: int, *words: str) -> None:
     """A table for one number of ranks."""
     shutil.rmtree(folder / RUNS, ignore_errors=True)
     begun = time.perf_counter()
-    processes = start(folder, ranks)
+    processes = start(folder, ranks, *words)
     pipes = [(process.stdin, process.stdout) for process in processes]
     for _, out in pipes:
         assert out is not None and out.readline() == "ready\n"
@@ -207,10 +244,11 @@ def main() -> int:
     parser.add_argument("--sources", type=int, default=20)
     parser.add_argument("--shards", type=int, default=4000)
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--data", action="store_true", help="without network, optimizer, process group and log")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank(options.folder)
+        data_rank(options.folder) if options.data else rank(options.folder)
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).resolve()
         begun = time.perf_counter()
@@ -219,7 +257,7 @@ def main() -> int:
         print(f"{total:.4g} tokens in {options.shards:,} shards of {options.sources} sources, {DOCUMENTS:,} documents a shard; "
               f"made in {time.perf_counter() - begun:.0f} s", flush=True)  # fmt: skip
         for ranks in sorted({1, options.ranks}):
-            report(folder, ranks)
+            report(folder, ranks, *(["--data"] if options.data else []))
     return 0
 
 

@@ -133,7 +133,7 @@ def test_input_without_text_is_said_to_be_so(tmp_path: Path, name: str, content:
 def test_a_file_that_cannot_be_read_is_not_left_out_in_silence(tmp_path: Path, name: str, reason: str) -> None:
     good = write_jsonl(tmp_path / "good.jsonl", ["some words to learn from"] * 9)
     (tmp_path / name).write_bytes(b'{"content": "x"}\n' * 300 if name == "other.jsonl" else bytes(range(256)))
-    with pytest.raises(UserError, match=rf"record\(s\) of .*{name} cannot be read \({reason}.*set text_key"):
+    with pytest.raises(UserError, match=rf"the first (record|[0-9]+ records) of .*{name} cannot be read \({reason}.*set text_key"):
         train_tokenizer(config(tmp_path, input=[str(good), str(tmp_path / name)]))
 
 

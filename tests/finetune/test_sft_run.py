@@ -8,11 +8,16 @@ import pytest
 import torch
 
 from finetune.problems import open_problems
+from pretrain.audit.run import AuditedRun
 from pretrain.checkpoint.consolidate import consolidate
 from pretrain.convert.config import HubConfig
+from pretrain.convert.held_out import HeldOut
 from pretrain.convert.hub_export import export_to_hub
+from pretrain.convert.plain_network import open_trained
 from pretrain.data.problems import problem_lines
 from pretrain.engine.config import ScheduleConfig
+from pretrain.errors import UserError
+from pretrain.evaluation.config import EvaluationConfig
 from pretrain.objectives.config import DuoConfig, EsoLMConfig, MDMPrimeConfig, ObjectiveConfig, RePlaidConfig
 from pretrain.parallel.config import ParallelConfig
 from pretrain.run_config import DurationConfig, RunConfig
@@ -157,3 +162,14 @@ def test_the_export_of_a_fine_tuned_model_passes_its_gate_and_says_how_it_is_ask
 
 def export(checkpoint: str, output: str) -> None:
     export_to_hub(HubConfig(checkpoint=checkpoint, output=output))
+
+
+def test_what_a_fine_tuning_run_has_not(tmp_path: Path) -> None:
+    """Windows of text: their likelihood and their documents are refused in a sentence."""
+    config = sft_config(tmp_path, "mdlm", duration=DurationConfig(steps=1, stop_after=1))
+    run_distributed(train, 1, config)
+    trained = open_trained(config.directory, None)
+    with pytest.raises(UserError, match="is a fine-tuning run: its log has the likelihood of held-out answers"):
+        HeldOut(trained, EvaluationConfig(checkpoint=str(config.directory)), torch.device("cpu"))
+    with pytest.raises(UserError, match="is a fine-tuning run, which reads problems and no documents"):
+        AuditedRun(config.directory, 1)

@@ -112,8 +112,13 @@ class SampleFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._file.close()
-        self._lock.release()
+        try:
+            self._file.close()
+        except OSError as refused:  # after a refused write it tries again, and that sentence has been said
+            if error is None:
+                raise cannot_write(self.folder / SAMPLES, refused) from refused
+        finally:
+            self._lock.release()
 
     def add(self, record: Record) -> None:
         """Write one line, which survives whatever happens to this process next. UserError where the disk refuses."""

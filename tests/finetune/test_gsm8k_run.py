@@ -13,6 +13,7 @@ from scipy.stats import binomtest
 from finetune import gsm8k_run
 from finetune.gsm8k_config import FormatConfig, GSM8KEvaluation
 from finetune.gsm8k_run import evaluate_gsm8k
+from finetune.gsm8k_samples import SampleFolder
 from finetune.gsm8k_scores import Report
 from pretrain.checkpoint.lock import RunLock
 from pretrain.data.files import file_hash
@@ -113,6 +114,23 @@ def test_an_evaluation_that_can_ask_nothing_is_refused(tmp_path: Path, data: Pat
     with pytest.raises(UserError, match="no room for an answer to any of the problems; set a larger format.context=, or fewer shots="):
         run(tmp_path, config(data, output=str(tmp_path / "out"), shots=9, shots_data=str(shots)))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the folder is free for the next start, which goes on."""
+    opened = SampleFolder._open
+
+    def full(folder: SampleFolder) -> None:
+        opened(folder)
+        folder._file.close()
+        folder._file = Path("/dev/full").open("a", encoding="utf-8")
+
+    chosen = config(data, output=str(tmp_path / "out"))
+    monkeypatch.setattr(SampleFolder, "_open", full)
+    with pytest.raises(UserError, match=r"cannot write .*samples.jsonl \(No space left on device\)"):
+        run(tmp_path, chosen)
+    monkeypatch.setattr(SampleFolder, "_open", opened)
+    assert run(tmp_path, chosen)[0].problems == 10
 
 
 def test_the_card_says_everything(tmp_path: Path, data: Path) -> None:

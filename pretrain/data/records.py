@@ -2,6 +2,8 @@
 
 import json
 import reprlib
+from collections.abc import Hashable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,12 +36,18 @@ def parse(content: bytes) -> Any:
 
 def typed_record(kind: type[T], value: Any) -> T:
     """A JSON value as an instance of the dataclass `kind`, without conversions and without unknown keys. Raises Malformed."""
-    adapter = TypeAdapter(list[kind], config=ConfigDict(extra="forbid"))  # type: ignore[valid-type]  # a dataclass alone takes no config
     try:
         # Back to JSON, because pydantic's strict mode takes an array for a tuple and an object for a dataclass only from there.
-        return adapter.validate_json(json.dumps([value]), strict=True)[0]
+        record: T = _adapter(kind).validate_json(json.dumps([value]), strict=True)[0]  # type: ignore[arg-type]  # a class is hashable
+        return record
     except ValidationError as error:
         raise Malformed(_first(error)) from error
+
+
+@cache
+def _adapter(kind: Hashable) -> TypeAdapter[list[Any]]:
+    """Building one takes thirty times as long as reading a record, and files of problems have hundreds of thousands."""
+    return TypeAdapter(list[kind], config=ConfigDict(extra="forbid"))  # type: ignore[valid-type]  # a dataclass alone takes no config
 
 
 def shown(value: Any) -> str:

@@ -123,7 +123,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, data: Path, monkeypatch: py
     def full(folder: SampleFolder) -> None:
         opened(folder)
         folder._file.close()
-        folder._file = Path("/dev/full").open("a", encoding="utf-8")
+        folder._file = Path("/dev/full").open("a", encoding="utf-8")  # noqa: SIM115
 
     chosen = config(data, output=str(tmp_path / "out"))
     monkeypatch.setattr(SampleFolder, "_open", full)

@@ -6,7 +6,8 @@
 
 Each preset is pretrained on Shakespeare's plays and GSM-symbolic problems as text, half of each, asked the held-out problems without further
 training (zero-shot), fine-tuned on other instances of the same templates, and asked again. Templates: of those with the fewest reasoning
-steps (two), TEMPLATES, whose numbers are the smallest. Answers are decoded from left to right at temperature 0 and read after `####`.
+steps (two), TEMPLATES, whose numbers are the smallest. Answers are decoded from left to right at temperature 0, RePlaid's
+by 64 steps of its own sampler at score temperature 0.5, and read after `####`.
 Stopped, the same command goes on where it was. What the launchers print goes to standard error, the table to standard output.
 """
 
@@ -34,13 +35,13 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """Epochs of fine-tuning, its peak rate, and further words for the launchers of one preset."""
+    """Epochs of fine-tuning, its peak rate, and further words for the launchers of one preset: for both trainings, for the second, for the score."""
 
     epochs: int
     peak: float
     words: tuple[str, ...] = ()
     tuning: tuple[str, ...] = ()
-    asking: tuple[str, ...] = ()
+    asking: tuple[str, ...] = ("sampler=left_to_right", "temperature=0")
 
 
 RECIPES = {
@@ -48,7 +49,7 @@ RECIPES = {
     "mdlm_tiny": Recipe(40, 2e-3),
     "duo_tiny": Recipe(40, 2e-3),
     "esolm_tiny": Recipe(40, 2e-3, tuning=("objective.esolm.clean_order=natural",)),
-    "replaid_tiny": Recipe(40, 2e-3),
+    "replaid_tiny": Recipe(40, 2e-3, asking=("sampler=ddpm", "steps=64", "score_temperature=0.5")),
     "mdm_prime_tiny": Recipe(40, 2e-3, words=("objective.mdm_prime.digits=10",)),
 }
 
@@ -103,7 +104,7 @@ def ask(root: Path, preset: str, stage: str) -> None:
     """The held-out problems, all of them."""
     launch(
         "evaluate.py", "task=gsm8k", f"checkpoint={root / stage / preset}", f"data={root / 'gsm' / 'test.jsonl'}",
-        f"train={root / 'gsm' / 'train.jsonl'}", f"output={root / 'scores' / stage / preset}", "temperature=0", "batch=50", "throughput_items=4",
+        f"train={root / 'gsm' / 'train.jsonl'}", f"output={root / 'scores' / stage / preset}", "batch=50", "throughput_items=4",
         *(() if stage == "tuned" else (f"format.context={CONTEXT}",)), *RECIPES[preset].asking,
     )  # fmt: skip
 

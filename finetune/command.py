@@ -14,18 +14,11 @@ _LENGTHS = ("duration.steps", "duration.tokens", "duration.flops")
 
 
 def fine_tuning_tree(tree: Mapping[str, Any], words: list[str]) -> dict[str, Any]:
-    """The tree of a run that reads problems. words: the command line, in which text to pretrain on is refused.
+    """The tree of a run that reads problems. words: the command line.
 
     UserError for words that have no effect here.
     """
-    for word in words:
-        key = word.lstrip("+~").partition("=")[0]
-        if key.startswith(_TEXT):
-            raise UserError(f"{word}: fine-tuning reads problems, not text; set sft.train=FILE and sft.validation=FILE")
-        if key in _LENGTHS and not word.endswith("=null"):
-            raise UserError(f"{word} would contradict sft.epochs, from which the length follows; set sft.epochs=…")
-        if word.startswith(("selftest", "verify")) and "=" in word and not word.endswith(("=false", "=null")):
-            raise UserError(f"{word} belongs to launchers/pretrain.py; leave it out")
+    refuse_words(words)
     found = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     if isinstance(found.get("data"), dict):
         found["data"] |= {"train": {}, "validation": {}, "phases": []}
@@ -36,6 +29,18 @@ def fine_tuning_tree(tree: Mapping[str, Any], words: list[str]) -> dict[str, Any
     if isinstance(found.get("duration"), dict):  # one step, until the examples are counted (problems.open_problems)
         found["duration"] |= {"steps": 1, "tokens": None, "flops": None}
     return found
+
+
+def refuse_words(words: list[str]) -> None:
+    """UserError for text to pretrain on, another length, and what launchers/pretrain.py does besides."""
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0]
+        if key.startswith(_TEXT):
+            raise UserError(f"{word}: fine-tuning reads problems, not text; set sft.train=FILE and sft.validation=FILE")
+        if key in _LENGTHS and not word.endswith("=null"):
+            raise UserError(f"{word} would contradict sft.epochs, from which the length follows; set sft.epochs=…")
+        if word.startswith(("selftest", "verify")) and "=" in word and not word.endswith(("=false", "=null")):
+            raise UserError(f"{word} belongs to launchers/pretrain.py; leave it out")
 
 
 def _set_line_breaks(tree: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from rich.table import Table
 from pretrain.checkpoint.files import replace_durably
 from pretrain.compose import known_keys
 from pretrain.errors import UserError, nearest, spelled
-from pretrain.preemption import INTERRUPTED_EXIT, PREEMPTED_EXIT, Stopped, exit_code
+from pretrain.preemption import INTERRUPTED_EXIT, PREEMPTED_EXIT, Stopped, die_with_parent, exit_code
 from pretrain.ranges import NAME_LENGTH
 from pretrain.run_config import RunConfig
 from pretrain.telemetry.log import LOG_NAME, number, read_log
@@ -136,7 +136,7 @@ def run_grid(config: RunConfig, grid: Grid, launcher: Path, words: list[str], *,
 def _torchrun(ranks: int, words: list[str], start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen) -> int:
     """A torchrun to its end. Whoever interrupts this process interrupts it too."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *words]
-    process = start(command)
+    process = start(command, preexec_fn=die_with_parent)  # a grid that is killed leaves no run behind
     try:
         return process.wait()
     except BaseException:

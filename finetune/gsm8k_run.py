@@ -73,14 +73,20 @@ def evaluate_gsm8k(
         records = [samples.records[item] for item in range(len(plan.problems))]
         found = report(records, plan.baseline, config.confidence)
         shown = write_disagreements(output, records)
-        throughput = _throughput(decoder, model, config, plan, device) if config.throughput_items else None
-        tree = card(
-            model=_identity(model), settings=plan.settings, hash=samples.hash, files=_files(config), format_origin=plan.format.origin, report=found,
-            throughput=throughput, batch=config.batch, device=_device_name(device), problems_in_file=plan.in_file,
-        )  # fmt: skip
-        write_card(output, tree, found, throughput)
-    for line in (*found.lines(), *shown, *([str(throughput)] if throughput else [])):
-        say(line)
+
+        def write(throughput: Throughput | None) -> None:
+            tree = card(
+                model=_identity(model), settings=plan.settings, hash=samples.hash, files=_files(config), format_origin=plan.format.origin,
+                report=found, throughput=throughput, batch=config.batch, device=_device_name(device), problems_in_file=plan.in_file,
+            )  # fmt: skip
+            write_card(output, tree, found, throughput)
+
+        write(None)  # what is known is kept, whatever becomes of the measurement
+        for line in (*found.lines(), *shown):
+            say(line)
+        if config.throughput_items and (throughput := _throughput(decoder, model, config, plan, device)) is not None:
+            write(throughput)
+            say(str(throughput))
     say(f"{output} holds card.md, card.json, samples.jsonl and disagreements.jsonl")
     return found
 

@@ -164,7 +164,8 @@ def typed(kind: type[T], tree: dict[str, Any], prefix: str = "") -> T:
     missing = [key for key, value in _leaves(tree) if value == REQUIRED]
     if missing:
         keys = ", ".join(_join(prefix, key) for key in missing)
-        preset = "choose a preset with +model=NAME (--help lists them), or " if kind is RunConfig else ""
+        needed = kind is RunConfig and not all(key.startswith("sft.") for key in missing)
+        preset = "choose a preset with +model=NAME (--help lists them), or " if needed else ""
         if all(key.startswith(SOURCES) and key.endswith(".weight") for key in missing):
             preset = "the weights of this mixture are not published, and none is made up here; leave a source out with ~data.train.NAME, or "
         raise UserError(f"no value for {keys}: {preset}set {'each key' if len(missing) > 1 else f'{keys}=…'}")

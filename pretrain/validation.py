@@ -40,6 +40,7 @@ def validation_record(tokens: int, result: LikelihoodResult) -> dict[str, object
     record: dict[str, object] = {
         "tokens": tokens,
         "nelbo_nats_per_token": result.nats_per_token,
+        "nats_per_sequence": result.nats_per_token * result.tokens / result.sequences,
         "ci95_nats_per_token": (result.ci_high - result.ci_low) / 2,
         "nelbo_label": result.label,
         "validation_tokens": result.tokens,

@@ -10,6 +10,7 @@ import yaml
 
 from pretrain.backbones.config import BackboneConfig
 from pretrain.data.config import DataConfig, SourceConfig
+from pretrain.data.sft_config import SFTConfig
 from pretrain.engine.schedule import learning_rate
 from pretrain.errors import UserError
 from pretrain.objectives.config import DuoConfig, ObjectiveConfig
@@ -147,6 +148,8 @@ def test_the_bases_of_these_tests_are_legal() -> None:
 
 
 NONSENSE: dict[str, list[Any]] = {
+    "sft.train": ["", " "],
+    "sft.validation": [""],
     "name": ["", "a/b", "..", "-x", "a b"],
     "root": [" "],
     "init_from": [""],
@@ -193,7 +196,7 @@ FLOATS = {key for key, value in leaves(EVERY_FLOAT) if isinstance(value, float)}
 def test_nonsense_is_refused_in_every_field(key: str) -> None:
     assert len(RANGES) >= 46 and len(FLOATS) >= 14
     bad = list(NONSENSE.get(key, []))
-    if key not in ("name", "root", "tokenizer", "init_from", "telemetry.wandb_project"):
+    if key not in ("name", "root", "tokenizer", "init_from", "telemetry.wandb_project", "sft.train", "sft.validation"):
         bad += ([-99] if key in MAY_BE_NEGATIVE else [-1]) + ([0] if key not in MAY_BE_ZERO else [])
     if key in FLOATS:
         bad += [math.nan, math.inf, -math.inf]
@@ -204,7 +207,9 @@ def test_nonsense_is_refused_in_every_field(key: str) -> None:
 
 
 def _owner(key: str) -> RunConfig:
-    """A run whose objective has the constant."""
+    """A run whose objective has the constant, or one that fine-tunes."""
+    if key.startswith("sft."):
+        return changed(BASE, sft=SFTConfig(train="train.jsonl"))
     section = key.split(".")[1] if key.startswith("objective.") else ""
     return changed(BASE, objective=ObjectiveConfig(name=section)) if section in SECTIONS else BASE  # type: ignore[arg-type]
 

@@ -2,8 +2,11 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from finetune import grid
@@ -241,3 +244,21 @@ def test_a_plan_says_what_becomes_of_the_problems(tmp_path):
     said = python(tmp_path, "finetune.py", *words)
     assert "sft.train: 11 examples of 11 problems" in said and "5 epochs of 1 steps" in said and "Plan of duo_tiny" in said
     assert not (tmp_path / "runs").exists()
+
+
+def test_no_run_outlives_its_grid():
+    """kill -9 of the grid's process: the kernel ends what it had started."""
+    script = (
+        "import subprocess\nfrom finetune import grid\n"
+        "def start(command, **options):\n"
+        "    found = subprocess.Popen(['sleep', '60'], **options)\n"
+        "    print(found.pid, flush=True)\n"
+        "    return found\n"
+        "grid._torchrun(1, [], start)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], cwd=LAUNCHERS.parent, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    _, alive = psutil.wait_procs([child], timeout=10)
+    assert not alive

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pretrain.data.sft_format import TEMPLATES, with_line_breaks
 from pretrain.errors import UserError
 
 _TEXT = ("data.train", "data.validation", "data.phases")
 _OBJECTIVE = {"replaid": ("prompt_embedding", True), "duo": ("curriculum", "none")}
 """What fine-tuning sets where the command line does not: prompts have a table of their own, and a curriculum is over."""
-FORMAT_TEXTS = ("sft.format.question", "sft.format.rationale", "sft.format.answer")
+FORMAT_TEXTS = tuple(f"sft.format.{name}" for name in TEMPLATES)
 """Keys whose values a command line takes as they stand, but for \\n, which is a line break, as in evaluate.py's format.question."""
 _LENGTHS = ("duration.steps", "duration.tokens", "duration.flops")
 
@@ -47,9 +48,7 @@ def _set_line_breaks(tree: dict[str, Any]) -> None:
     sft = tree.get("sft")
     if not isinstance(sft, dict) or not isinstance(sft.get("format"), dict):
         return
-    texts = {key.rpartition(".")[2] for key in FORMAT_TEXTS}
-    said = {key: value.replace("\\n", "\n") if key in texts and isinstance(value, str) else value for key, value in sft["format"].items()}
-    tree["sft"] = sft | {"format": said}
+    tree["sft"] = sft | {"format": with_line_breaks(sft["format"])}
 
 
 def _set_objective(tree: dict[str, Any], words: list[str]) -> None:

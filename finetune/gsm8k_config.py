@@ -3,12 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pretrain.data.sft_format import TEMPLATES, with_line_breaks
 from pretrain.errors import UserError
-from pretrain.hf_model.sampling_settings import SAMPLERS, SETTINGS
-from pretrain.sampling.config import SamplingConfig
+from pretrain.hf_model.sampling_settings import SAMPLERS
+from pretrain.sampling.config import SamplerSettings, SamplingConfig, check_values
 
 LEFT_TO_RIGHT = "left_to_right"
-FORMAT_TEXTS = ("format.question", "format.rationale", "format.answer")
+FORMAT_TEXTS = tuple(f"format.{name}" for name in TEMPLATES)
 """Keys whose values a command line takes as they stand."""
 _RANGES = {
     "items": (1, 10**9, "leave it out for all"),
@@ -42,11 +43,11 @@ class FormatConfig:
     def given(self) -> dict[str, Any]:
         """What was said."""
         said = {name: value for name, value in vars(self).items() if value is not None}
-        return said | {name: said[name].replace("\\n", "\n") for name in ("question", "rationale", "answer") if name in said}
+        return with_line_breaks(said)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GSM8KEvaluation:
+class GSM8KEvaluation(SamplerSettings):
     """How to score a model's answers to word problems.
 
     checkpoint        a run directory (runs/NAME): its newest complete checkpoint; one checkpoint's folder; or an exported Hugging Face folder.
@@ -67,8 +68,6 @@ class GSM8KEvaluation:
     output            folder for samples, disagreements and card; None: gsm8k/SAMPLER-… beside the model.
     format            what differs from the format that the model was fine-tuned with.
     device, dtype     as in sample.py.
-
-    The other fields belong to some samplers only; None: the sampler's default. What they mean: hf_model/sampling_settings.py.
     """
 
     checkpoint: str
@@ -91,34 +90,9 @@ class GSM8KEvaluation:
     device: str = "auto"
     dtype: Literal["fp32", "bf16"] = "fp32"
 
-    steps: int | None = None
-    noise_removal: str | None = None
-    tokens: int | None = None
-    block: int | None = None
-    psi: str | None = None
-    eta: float | None = None
-    loop: bool | None = None
-    loop_alpha: float | None = None
-    loop_rise: float | None = None
-    loop_fall: float | None = None
-    alpha_0: float | None = None
-    order: str | None = None
-    segments: int | None = None
-    given: str | None = None
-    score_temperature: float | None = None
-    self_conditioning: bool | None = None
-    clean_share: str | None = None
-    joint_above: float | None = None
-
     def __post_init__(self) -> None:
         """Raises UserError for what no model could be scored with."""
-        for name, (low, high, advice) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise UserError(f"{name}={value} must lie in [{low}, {high}]; {advice}")
-        for name, advice in _NOT_EMPTY.items():
-            if getattr(self, name) is not None and not getattr(self, name).strip():
-                raise UserError(f"{name} is empty; {advice}")
+        check_values(self, _RANGES, _NOT_EMPTY)
         if self.shots and self.shots_data is None:
             raise UserError(f"shots={self.shots} needs shots_data=FILE, whose first problems are shown with their answers; for example train.jsonl")
         if self.shots_data is not None and not self.shots:
@@ -133,7 +107,7 @@ class GSM8KEvaluation:
         temperature = self.temperature if self.temperature is not None else 0.0 if greedy else 1.0
         return SamplingConfig(
             checkpoint=self.checkpoint, step=self.step, sampler=sampler, batch=self.batch, temperature=temperature, top_k=self.top_k,
-            top_p=self.top_p, seed=self.seed, device=self.device, dtype=self.dtype, **{name: getattr(self, name) for name in SETTINGS},
+            top_p=self.top_p, seed=self.seed, device=self.device, dtype=self.dtype, **self.settings(),
         )  # fmt: skip
 
     def sampler_of(self, objective: str) -> str:

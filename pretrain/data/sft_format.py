@@ -1,14 +1,22 @@
 """How a problem becomes one or two examples of prompt and response. No torch here: configuration must load in milliseconds."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pretrain.data.problems import Problem
 from pretrain.errors import UserError
 
 _ANNOTATION = re.compile(r"<<([^<>\n]*)>>")
 _SHORTEST_CONTEXT = 8
+TEMPLATES = ("question", "rationale", "answer")
+"""Fields of an SFTFormat that are texts with a slot."""
+
+
+def with_line_breaks(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a format as a command line says them: in templates, the two characters \\n stand for a line break."""
+    return {key: value.replace("\\n", "\n") if key in TEMPLATES and isinstance(value, str) else value for key, value in said.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +47,7 @@ class SFTFormat:
     score_prompt: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("question", "rationale", "answer"):
+        for field in TEMPLATES:
             template, slot = getattr(self, field), f"{{{field}}}"
             if template.count(slot) != 1:
                 raise UserError(f"{field}={template!r} must hold {slot} once, which stands for the {field}'s text")

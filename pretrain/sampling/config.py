@@ -1,7 +1,7 @@
 """What a sampling command takes. No torch here: configuration must load in milliseconds."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,47 +44,8 @@ def _quoted(word: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
-    """How to sample from a trained model.
-
-    checkpoint   a run directory (runs/NAME): its newest complete checkpoint; one checkpoint's folder; or an exported Hugging Face folder.
-    step         which checkpoint of the run directory; None: the newest complete one.
-    sampler      a sampler of the model's objective (hf_model/sampling_settings.py, or --help); auto: the first of them.
-    count        sequences per prompt.
-    batch        how many are sampled at once; the samples do not depend on it.
-    length       tokens per sequence, prompt included; None: the length that the model was trained with, or that of a prompt with blanks.
-    prompt       text that every sequence begins with; or, with blanks in it, text to fill in.
-    prompts      a file of prompts, one per line, or .jsonl with {"prompt": TEXT} in each; None: `prompt` alone.
-    blank        what stands for one token to fill in, in a prompt; followed by *N for N of them.
-    temperature  divides the logits; 0 takes the most likely token.
-    top_k        only the k most likely tokens; 0: all.
-    top_p        only the most likely tokens that hold this probability; 1: all.
-    seed         the same seed gives the same samples.
-    output       file for the samples: text in .txt, otherwise JSON lines; None: samples.jsonl beside the model, or samples-2.jsonl and so on.
-    view         show the first sequence of a batch after every step: live on a terminal, otherwise as some twenty lines.
-    device       auto: CUDA where there is one; or a torch device such as cpu or cuda:1.
-    dtype        arithmetic of the network.
-
-    The other fields belong to some samplers only; None: the sampler's default. What they mean: hf_model/sampling_settings.py.
-    """
-
-    checkpoint: str
-    step: int | None = None
-    sampler: str = "auto"
-    count: int = 3
-    batch: int = 16
-    length: int | None = None
-    prompt: str = ""
-    prompts: str | None = None
-    blank: str = "[MASK]"
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 1
-    output: str | None = None
-    view: bool = False
-    device: str = "auto"
-    dtype: Literal["fp32", "bf16"] = "fp32"
+class SamplerSettings:
+    """What belongs to some samplers only; None: the sampler's default. What each means: hf_model/sampling_settings.py."""
 
     steps: int | None = None
     noise_removal: str | None = None
@@ -105,15 +66,66 @@ class SamplingConfig:
     clean_share: str | None = None
     joint_above: float | None = None
 
+    def settings(self) -> dict[str, Any]:
+        """What was said of them."""
+        return {name: getattr(self, name) for name in SETTINGS if getattr(self, name) is not None}
+
+
+def check_values(config: object, ranges: Mapping[str, tuple[int, int, str]], not_empty: Mapping[str, str]) -> None:
+    """UserError for the first field of a configuration that is out of its range, or an empty text. None is legal; the texts say what to do."""
+    for name, (low, high, advice) in ranges.items():
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:
+            raise UserError(f"{name}={value} must lie in [{low}, {high}]; {advice}")
+    for name, advice in not_empty.items():
+        if getattr(config, name) is not None and not getattr(config, name).strip():
+            raise UserError(f"{name} is empty; {advice}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig(SamplerSettings):
+    """How to sample from a trained model.
+
+    checkpoint   a run directory (runs/NAME): its newest complete checkpoint; one checkpoint's folder; or an exported Hugging Face folder.
+    step         which checkpoint of the run directory; None: the newest complete one.
+    sampler      a sampler of the model's objective (hf_model/sampling_settings.py, or --help); auto: the first of them.
+    count        sequences per prompt.
+    batch        how many are sampled at once; the samples do not depend on it.
+    length       tokens per sequence, prompt included; None: the length that the model was trained with, or that of a prompt with blanks.
+    prompt       text that every sequence begins with; or, with blanks in it, text to fill in.
+    prompts      a file of prompts, one per line, or .jsonl with {"prompt": TEXT} in each; None: `prompt` alone.
+    blank        what stands for one token to fill in, in a prompt; followed by *N for N of them.
+    temperature  divides the logits; 0 takes the most likely token.
+    top_k        only the k most likely tokens; 0: all.
+    top_p        only the most likely tokens that hold this probability; 1: all.
+    seed         the same seed gives the same samples.
+    output       file for the samples: text in .txt, otherwise JSON lines; None: samples.jsonl beside the model, or samples-2.jsonl and so on.
+    view         show the first sequence of a batch after every step: live on a terminal, otherwise as some twenty lines.
+    device       auto: CUDA where there is one; or a torch device such as cpu or cuda:1.
+    dtype        arithmetic of the network.
+    """
+
+    checkpoint: str
+    step: int | None = None
+    sampler: str = "auto"
+    count: int = 3
+    batch: int = 16
+    length: int | None = None
+    prompt: str = ""
+    prompts: str | None = None
+    blank: str = "[MASK]"
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 1
+    output: str | None = None
+    view: bool = False
+    device: str = "auto"
+    dtype: Literal["fp32", "bf16"] = "fp32"
+
     def __post_init__(self) -> None:
         """Raises UserError for what no model could be sampled with."""
-        for name, (low, high, advice) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise UserError(f"{name}={value} must lie in [{low}, {high}]; {advice}")
-        for name, advice in _NOT_EMPTY.items():
-            if getattr(self, name) is not None and not getattr(self, name).strip():
-                raise UserError(f"{name} is empty; {advice}")
+        check_values(self, _RANGES, _NOT_EMPTY)
         if self.sampler not in _NAMES:
             raise UserError(f"there is no sampler={self.sampler}{nearest(self.sampler, _NAMES)}")
         if self.prompt and self.prompts is not None:
@@ -131,7 +143,3 @@ class SamplingConfig:
             if self.temperature == 0 and getattr(self, name) != everything:
                 rule = "means nothing at temperature=0, which takes the most likely token"
                 raise UserError(f"{name}={getattr(self, name)} {rule}; leave one of them out")
-
-    def settings(self) -> dict[str, Any]:
-        """What was said of the fields that belong to some samplers only."""
-        return {name: getattr(self, name) for name in SETTINGS if getattr(self, name) is not None}

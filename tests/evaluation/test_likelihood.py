@@ -8,6 +8,7 @@ from scipy import stats
 
 from pretrain.errors import UserError
 from pretrain.evaluation.likelihood import LikelihoodResult, estimate_likelihood, unigram_entropy
+from pretrain.validation import validation_record
 
 
 def result(nats: float, low: float, high: float, label: str = "bound") -> LikelihoodResult:
@@ -99,3 +100,10 @@ def test_importance_samples_are_combined_as_probabilities() -> None:
     assert found.draws == 2 and found.sequences == 2
     with pytest.raises(ValueError, match="whole groups of 3"):
         estimate_likelihood(np.repeat([0, 1], [4, 5]), np.zeros(9), np.full(9, 2), label="bound", importance=3)
+
+
+def test_a_validation_record_says_what_a_whole_sequence_costs() -> None:
+    """Sequences of 2, 3 and 5 tokens and of 4, 6 and 8 nats: 18 nats over 10 tokens, and 6 nats each, however often noise was drawn."""
+    ids, nats, tokens = np.repeat(np.arange(3), 2), np.array([3.0, 5.0, 6.0, 6.0, 7.0, 9.0]), np.repeat([2, 3, 5], 2)
+    record = validation_record(0, estimate_likelihood(ids, nats, tokens, label="bound"))
+    assert record["nelbo_nats_per_token"] == pytest.approx(1.8) and record["nats_per_sequence"] == pytest.approx(6.0)

@@ -14,13 +14,14 @@ from finetune.command import FORMAT_TEXTS, fine_tuning_tree
 from finetune.grid import point_name, read_outcome, taken_grid
 from finetune.problems import open_problems
 from pretrain.checkpoint.layout import MEANT, TRAIN_STATE
-from pretrain.compose import command_from_tree, compose_arguments, resolved
+from pretrain.compose import CONFIGS, command_from_tree, compose_arguments, resolved
 from pretrain.convert.origin import require_origin
 from pretrain.data.problems import problem_lines
 from pretrain.data.sft_format import SFTFormat
 from pretrain.errors import UserError
 from pretrain.objectives.config import ObjectiveConfig
 from pretrain.preemption import Stopped
+from pretrain.rules import validate
 from pretrain.run_config import DurationConfig, RunConfig
 from pretrain.sampling.config import quoted
 from tests.distributed import run_distributed
@@ -47,6 +48,15 @@ def test_a_preset_gives_network_objective_and_tokenizer_and_nothing_of_its_pretr
     assert run.data.train == {} and run.data.validation == {} and run.data.random_length_probability == 0
     assert (run.schedule.kind, run.schedule.peak, run.schedule.final, run.schedule.warmup_steps) == ("cosine", 2e-4, 2e-5, None)
     assert (run.batch.global_sequences, run.duration.tokens, run.duration.stop_after) == (256, None, None)
+
+
+@pytest.mark.parametrize("preset", sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml")))
+def test_every_preset_can_be_fine_tuned(monkeypatch, preset):
+    """It composes with either recipe to a run that keeps every rule, whatever its recipe of pretraining says."""
+    for recipe in ("gsm8k", "gsm_symbolic"):
+        run = composed(monkeypatch, f"+model={preset}", *BASE, f"sft={recipe}")
+        validate(run, world_size=1)
+        assert run.sft is not None and run.sft.train == "train.jsonl" and run.name == preset
 
 
 def test_what_fine_tuning_sets_for_an_objective_and_what_a_user_may(monkeypatch):
@@ -81,8 +91,6 @@ def test_what_fine_tuning_sets_for_an_objective_and_what_a_user_may(monkeypatch)
 ])  # fmt: skip
 def test_a_command_that_cannot_be_meant(monkeypatch, words, sentence):
     if sentence == "unreached":  # a range, which is checked with the rest of the run
-        from pretrain.rules import validate
-
         with pytest.raises(UserError, match=r"sft.epochs=0 must lie in \[1, 10000\]"):
             validate(composed(monkeypatch, *words), world_size=1)
         return

@@ -114,26 +114,30 @@ class _Sides:
         objective.modules().to(reference.device)
         self.vocab = VocabShard.whole(trained.vocabulary)
 
-    def text(self, ids_NL: Tensor, t: float | None = None) -> Text:
-        """A batch, all of it scored."""
+    def text(self, ids_NL: Tensor, t: float | None = None, prompt: int = 0) -> Text:
+        """A batch, scored after the first `prompt` tokens of each sequence, which are given."""
         ids_NL = ids_NL.to(self.reference.device)
-        return Text(ids_BL=ids_NL, scored_BL=torch.ones_like(ids_NL, dtype=torch.bool), documents_BL=None, seed=1, t=t)
+        scored_NL = torch.arange(ids_NL.shape[1], device=ids_NL.device).expand_as(ids_NL) >= prompt
+        return Text(ids_BL=ids_NL, scored_BL=scored_NL, documents_BL=None, seed=1, t=t)
 
 
 def _compare(sides: _Sides, real_NL: Tensor, report: GateReport) -> None:
-    for kind, ids_NL in (("random", gate_texts.random_sequences(sides.trained)), ("real", real_NL)):
+    texts = [("random", gate_texts.random_sequences(sides.trained), 0), ("real", real_NL, 0)]
+    if sides.trained.run.sft is not None:  # what it was fine-tuned to read
+        texts.append(("prompted", real_NL, real_NL.shape[1] // 2))
+    for kind, ids_NL, prompt in texts:
         for level in LEVELS:
-            _compare_logits(sides, kind, ids_NL, level, report)
-        _compare_nelbo(sides, kind, ids_NL, report)
+            _compare_logits(sides, kind, ids_NL, level, report, prompt)
+        _compare_nelbo(sides, kind, ids_NL, report, prompt)
     _compare_samples(sides, real_NL, report)
 
 
-def _compare_logits(sides: _Sides, kind: str, ids_NL: Tensor, level: float, report: GateReport) -> None:
+def _compare_logits(sides: _Sides, kind: str, ids_NL: Tensor, level: float, report: GateReport, prompt: int) -> None:
     autoregressive = sides.objective.name == "ar"
     read = ids_NL[:, : max(2, round(level * ids_NL.shape[1]))] if autoregressive else ids_NL
     what = f"the first {read.shape[1]} tokens" if autoregressive else f"t = {level}"
     worst = 0.0
-    for inputs in network_inputs(sides.objective, sides.text(read, None if autoregressive else level), sides.vocab):
+    for inputs in network_inputs(sides.objective, sides.text(read, None if autoregressive else level, prompt), sides.vocab):
         ours_BLV, theirs_BLV = sides.reference.logits(inputs), sides.hub.logits(inputs)
         worst = max(worst, _difference(theirs_BLV, ours_BLV))
     said = f"logits on {kind} sequences at {what} differ by {worst:.1e} of the largest one, and {LOGITS:g} is allowed"
@@ -147,12 +151,12 @@ def _difference(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
 
 
-def _compare_nelbo(sides: _Sides, kind: str, ids_NL: Tensor, report: GateReport) -> None:
-    text = sides.text(ids_NL)
+def _compare_nelbo(sides: _Sides, kind: str, ids_NL: Tensor, report: GateReport, prompt: int) -> None:
+    text = sides.text(ids_NL, prompt=prompt)
     wanted = float(nats_of(sides.objective, text, sides.vocab, sides.reference.padded_logits).sum())
-    found = sides.hub.nats(text.ids_BL, seed=text.seed)
+    found = sides.hub.nats(text.ids_BL, seed=text.seed, prompt=prompt)
     worst = abs(found - wanted) / max(abs(wanted), 1e-30) if math.isfinite(found) else math.inf
-    label, count = sides.objective.label(evaluation=True), ids_NL.numel()
+    label, count = sides.objective.label(evaluation=True), int(text.scored_BL.sum())
     said = f"the likelihood ({label}) of {kind} sequences is {found / count:.6f} nats/token in the export and {wanted / count:.6f} in training"
     report.add(f"likelihood ({label}), {kind}", worst, NELBO, f"of {wanted / count:.4f} nats/token", said)
 

@@ -51,11 +51,13 @@ class HubModel:
         return self._model.network(shipped.NetworkInput(**fields | {"attention": shipped.Attention(str(inputs.attention))})).float()
 
     @torch.no_grad()
-    def nats(self, ids_BL: Tensor, *, seed: int) -> float:
-        """-log p of all tokens (ar: but the first), or its bound under this seed."""
+    def nats(self, ids_BL: Tensor, *, seed: int, prompt: int = 0) -> float:
+        """-log p of all tokens after the first `prompt` of each sequence (ar: but the first of all), or its bound under this seed."""
+        labels_BL = ids_BL.clone()
+        labels_BL[:, :prompt] = -100
         if not self._stock:
-            return float(self._model.score(ids_BL, ids_BL, seed=seed).nelbo_B.sum())
-        return float(self._model(ids_BL, labels=ids_BL).loss) * ids_BL[:, 1:].numel()
+            return float(self._model.score(ids_BL, labels_BL, seed=seed).nelbo_B.sum())
+        return float(self._model(ids_BL, labels=labels_BL).loss) * ids_BL[:, max(prompt, 1) :].numel()
 
     @torch.no_grad()
     def sample(self, canvas_BL: Tensor, settings: dict[str, Any]) -> Tensor:

@@ -72,32 +72,32 @@ def nats_of(objective: Objective, text: Text, vocab: VocabShard, logits: Logits)
 
 def _batches(objective: Objective, text: Text) -> list[MicroBatch]:
     """The draws as micro-batches of the objective."""
-    tokens_BL = text.ids_BL.cpu().numpy()
+    tokens_BL, given_BL = text.ids_BL.cpu().numpy(), ~text.scored_BL.cpu().numpy()
     documents_L = np.zeros(tokens_BL.shape[1], np.int32)
     if isinstance(objective, AR):
-        noise = Noise(0, 0, 0, 1)
-        return [_stacked([objective.corrupt(tokens_L, documents_L, noise, evaluation=True) for tokens_L in tokens_BL], text)]
+        noise, rows = Noise(0, 0, 0, 1), zip(tokens_BL, given_BL, strict=True)
+        return [_stacked([objective.corrupt(x_L, documents_L, noise, evaluation=True, prompt=given_L) for x_L, given_L in rows], text)]
     if isinstance(objective, MDMPrime):
         draws = [draw_digits(text, objective.code)]
     elif isinstance(objective, Duo):
         draws = [draw_uniform(text, objective.classes, objective.config.schedule_eps)]
     elif isinstance(objective, EsoLM):
-        draws = draw_esolm(text, objective.mask_id, objective.alpha_0)
+        draws = draw_esolm(text, objective.mask_id, objective.alpha_0, natural=objective.config.esolm.clean_order == "natural")
     else:
         assert isinstance(objective, MDLM)
         draws = [draw_masked(text, objective.mask_id)]
-    return [_stacked([_noised(objective, draw, b, tokens_BL[b], documents_L) for b in range(len(tokens_BL))], text) for draw in draws]
+    return [_stacked([_noised(objective, draw, b, tokens_BL[b], documents_L, given_BL[b]) for b in range(len(tokens_BL))], text) for draw in draws]
 
 
-def _noised(objective: Objective, draw: Draw, b: int, tokens_L: np.ndarray, documents_L: np.ndarray) -> Corrupted:
-    """Sequence b of a draw, as the objective would have noised it."""
+def _noised(objective: Objective, draw: Draw, b: int, tokens_L: np.ndarray, documents_L: np.ndarray, given_L: np.ndarray) -> Corrupted:
+    """Sequence b of a draw, as the objective would have noised it; given_L: its prompt."""
     t = 1.0 if draw.t_B is None else float(draw.t_B[b])
     hidden = draw.hidden[b].cpu().numpy()
     if isinstance(objective, MDMPrime):
-        return objective.noised(tokens_L, documents_L, t=t, masked_LJ=hidden)
+        return objective.noised(tokens_L, documents_L, t=t, masked_LJ=hidden, prompt=given_L)
     if isinstance(objective, Duo):
         level = NoiseLevel(max(1 - t, SMALLEST_ALPHA), t, -1.0)
-        return objective.noised(tokens_L, documents_L, t=t, level=level, noisy_L=hidden)
+        return objective.noised(tokens_L, documents_L, t=t, level=level, noisy_L=hidden, prompt=given_L)
     if isinstance(objective, EsoLM):
         assert draw.order_BL is not None
         order_L = draw.order_BL[b].cpu().numpy()
@@ -105,7 +105,7 @@ def _noised(objective: Objective, draw: Draw, b: int, tokens_L: np.ndarray, docu
             return objective.sequential(tokens_L, documents_L, order_L=order_L, scored_L=hidden, share=1.0)
         return objective.diffused(tokens_L, documents_L, order_L=order_L, masked_L=hidden, t=t, share=1.0, evaluation=True)
     assert isinstance(objective, MDLM)
-    return objective.noised(tokens_L, documents_L, t=t, masked_L=hidden)
+    return objective.noised(tokens_L, documents_L, t=t, masked_L=hidden, prompt=given_L)
 
 
 def _stacked(samples: list[Corrupted], text: Text) -> MicroBatch:
@@ -131,7 +131,7 @@ def _gaussian(objective: RePlaid, text: Text) -> list[tuple[dict[str, Tensor], d
             "t": t_B,
             "reconstruct": torch.full((batch,), reconstruct, device=device),
             "weight": torch.full((batch,), 2.0, dtype=torch.float64, device=device),
-            "text": torch.ones_like(text.ids_BL, dtype=torch.bool),
+            "text": text.scored_BL,
         }
-        parts.append((shared | {"positions": text.positions_BL}, shared | targets))
+        parts.append((shared | {"positions": text.positions_BL, "prompt": ~text.scored_BL}, shared | targets))
     return parts

@@ -53,6 +53,7 @@ FIELDS = (
     Field("schedule_eps", "objective.schedule_eps", lambda run, _: run.objective.schedule_eps, ("mdlm", "duo", "esolm", "mdm_prime")),
     Field("low_variance", "objective.low_variance", lambda run, _: run.objective.trains_low_variance, ("mdlm", "esolm")),
     Field("alpha_0", "objective.esolm.alpha_0", lambda run, _: run.objective.esolm.alpha_0, ("esolm",)),
+    Field("clean_order", "objective.esolm.clean_order", lambda run, _: run.objective.esolm.clean_order, ("esolm",)),
     Field("latent", "objective.replaid.latent", lambda run, _: run.objective.replaid.latent, ("replaid",)),
     Field("schedule_hidden", "objective.replaid.schedule_hidden", lambda run, _: run.objective.replaid.schedule_hidden, ("replaid",)),
     Field("self_conditioning", "objective.replaid.self_conditioning", lambda run, _: run.objective.replaid.self_conditioning > 0, ("replaid",)),
@@ -102,7 +103,7 @@ def objective_from(found: Mapping[str, Any]) -> ObjectiveConfig:
     if "schedule_eps" in found and name in ("mdlm", "duo", "esolm", "mdm_prime"):
         config = replace(config, schedule_eps=found["schedule_eps"])
     if name == "esolm":
-        config = replace(config, esolm=replace(config.esolm, alpha_0=found["alpha_0"]))
+        config = replace(config, esolm=replace(config.esolm, alpha_0=found["alpha_0"], clean_order=found.get("clean_order", "shuffled")))
     if config.has_low_variance and not found["low_variance"]:
         config = replace(config, low_variance=False)
     if name == "replaid":

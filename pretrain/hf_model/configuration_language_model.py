@@ -26,7 +26,7 @@ class LanguageModelConfig(PretrainedConfig):
     rope_base, rope_layout    angle of pair r at position p: p * rope_base^(-2r / head width); how coordinates make pairs.
     schedule_eps         e of the log-linear schedule alpha_t = 1 - (1 - e) t in training.
     low_variance         training minimised the masked cross-entropy with weight 1 instead of 1/t.
-    alpha_0              Eso-LM: share of tokens that diffusion generates.
+    alpha_0, clean_order Eso-LM: share of tokens that diffusion generates; how the clean tokens of a noised text were reordered.
     latent, schedule_hidden, self_conditioning, output_prior   RePlaid: width of an embedding, of the schedule's network; whether the network
                          reads its previous estimate; how much of the evidence of z_t is added to the logits (1, or less while it grew; 0: none).
     digits, digit_base, digit_join, carry_over, shuffle_seed   MDM-Prime-v2. The code itself, id -> number, is the buffer `constants.digit_code`.
@@ -62,6 +62,7 @@ class LanguageModelConfig(PretrainedConfig):
         schedule_eps: float = 1e-3,
         low_variance: bool = False,
         alpha_0: float = 1.0,
+        clean_order: str = "shuffled",
         latent: int = 16,
         schedule_hidden: int = 1024,
         self_conditioning: bool = True,
@@ -89,7 +90,7 @@ class LanguageModelConfig(PretrainedConfig):
         self.max_position_embeddings = max_position_embeddings
         self.qk_norm, self.cond_dim, self.norm_eps, self.fp32_residual = qk_norm, cond_dim, norm_eps, fp32_residual
         self.rope_base, self.rope_layout = rope_base, rope_layout
-        self.schedule_eps, self.low_variance, self.alpha_0 = schedule_eps, low_variance, alpha_0
+        self.schedule_eps, self.low_variance, self.alpha_0, self.clean_order = schedule_eps, low_variance, alpha_0, clean_order
         self.latent, self.schedule_hidden = latent, schedule_hidden
         self.self_conditioning, self.output_prior, self.prompt_table = self_conditioning, output_prior, prompt_table
         self.digits, self.digit_base, self.digit_join, self.carry_over = digits, digit_base, digit_join, carry_over

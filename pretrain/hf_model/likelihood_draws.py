@@ -94,11 +94,13 @@ def draw_masked(text: Text, mask_id: int) -> Draw:
     return Draw(inputs=inputs, ids_BL=text.ids_BL, scored_BL=masked_BL, t_B=t_B, weight_B=1 / t_B, hidden=masked_BL)
 
 
-def draw_esolm(text: Text, mask_id: int, alpha_0: float) -> list[Draw]:
-    """Eso-LM's two terms, diffusion and sequential, of which alpha_0 = 1 and 0 leave one. Padding comes last in the order."""
+def draw_esolm(text: Text, mask_id: int, alpha_0: float, *, natural: bool = False) -> list[Draw]:
+    """Eso-LM's two terms, diffusion and sequential, of which alpha_0 = 1 and 0 leave one. What is given comes first in the order, from left to
+    right, then clean tokens, shuffled or (`natural`) from left to right, then masks, and padding last."""
     draws = []
     moment_BL, _ = text.uniforms(_POSITIONS)
     clean_key_BL, mask_key_BL = text.uniforms(_ORDER)
+    clean_key_BL = text.positions_BL / text.ids_BL.shape[1] if natural else clean_key_BL
     if alpha_0 > 0:
         schedule, t_B = PartialSchedule(alpha_0, 0.0), text.times()
         masked_BL = (moment_BL < schedule.one_minus_alpha(t_B)[:, None]) & text.scored_BL
@@ -140,8 +142,9 @@ def draw_normals(text: Text, width: int) -> Tensor:
 
 
 def _order(text: Text, masked_BL: Tensor, clean_key_BL: Tensor, mask_key_BL: Tensor) -> Tensor:
-    """Positions in the order of generation: clean tokens, then masks, then padding, each by its key in [0, 1)."""
+    """Positions in the order of generation: what is given, then clean tokens, then masks, then padding, each by its key in [0, 1)."""
     key_BL = torch.where(masked_BL, 1 + mask_key_BL, clean_key_BL)
+    key_BL = torch.where(text.scored_BL, key_BL, text.positions_BL / text.ids_BL.shape[1] - 1)
     if text.documents_BL is not None:
         key_BL = torch.where(text.documents_BL < 0, 2 + clean_key_BL, key_BL)
     return key_BL.argsort(-1)

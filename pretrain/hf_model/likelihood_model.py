@@ -56,7 +56,9 @@ def _autoregressive(model: Any, text: Text) -> Nats:
 def _masked(model: Any, text: Text) -> Nats:
     config = model.config
     alpha_0 = config.alpha_0 if config.objective == "esolm" else 1.0
-    draws = draw_esolm(text, config.mask_token_id, alpha_0) if config.objective == "esolm" else [draw_masked(text, config.mask_token_id)]
+    draws = [draw_masked(text, config.mask_token_id)]
+    if config.objective == "esolm":
+        draws = draw_esolm(text, config.mask_token_id, alpha_0, natural=config.clean_order == "natural")
     loss_B = nelbo_B = torch.zeros(len(text.ids_BL), dtype=torch.float64, device=text.ids_BL.device)
     for draw in draws:
         nats_BL = cross_entropy(model.network(draw.inputs), draw.ids_BL, draw.scored_BL, config.mask_token_id)
@@ -73,8 +75,14 @@ def _weighted(nats_BL: Tensor, draw: Draw) -> Tensor:
 # ---- RePlaid ------------------------------------------------------------------------------------------------------------------------
 
 
-def latent_input(z_BLE: Tensor, estimate_BLE: Tensor | None, gamma_B: Tensor, documents_BL: Tensor | None) -> NetworkInput:
-    """What the network reads of latents at a noise level: scaled to mean square 1, and the estimate to length sqrt(E)."""
+def latent_input(
+    z_BLE: Tensor, estimate_BLE: Tensor | None, gamma_B: Tensor, documents_BL: Tensor | None, prompt: tuple[Tensor, Tensor] | None = None
+) -> NetworkInput:
+    """What the network reads of latents at a noise level: scaled to mean square 1, and the estimate to length sqrt(E).
+
+    prompt  ids_BL and given_BL, for a network that reads what is given from a table of its own.
+    """
+    ids_BL, given_BL = prompt or (None, None)
     (batch, length), width = z_BLE.shape[:2], z_BLE.shape[-1]
     estimate_BLE = torch.zeros_like(z_BLE) if estimate_BLE is None else estimate_BLE
     return NetworkInput(
@@ -84,6 +92,8 @@ def latent_input(z_BLE: Tensor, estimate_BLE: Tensor | None, gamma_B: Tensor, do
         conditioning_B=gamma_B.float(),
         documents_BL=documents_BL,
         attention=Attention.FULL,
+        ids_BL=ids_BL,
+        given_BL=given_BL,
     )
 
 
@@ -112,7 +122,8 @@ def _gaussian(model: Any, text: Text) -> Tensor:
 def _denoise(model: Any, text: Text, z_BLE: Tensor, gamma_B: Tensor, estimate_BLE: Tensor | None) -> tuple[Tensor, Tensor]:
     """-log x_theta[x] and e_theta."""
     table_VE = model.table()
-    logits_BLV = model.network(latent_input(z_BLE, estimate_BLE, gamma_B, text.documents_BL)).float()
+    prompt = (text.ids_BL, ~text.scored_BL) if model.config.prompt_table else None
+    logits_BLV = model.network(latent_input(z_BLE, estimate_BLE, gamma_B, text.documents_BL, prompt)).float()
     scale_B = model.config.output_prior * evidence_scale(gamma_B)
     logits_BLV = logits_BLV + (per_sequence(scale_B, z_BLE) * z_BLE) @ table_VE.T
     nats_BL = cross_entropy(logits_BLV, text.ids_BL, text.scored_BL, model.config.mask_token_id)

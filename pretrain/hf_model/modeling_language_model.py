@@ -195,7 +195,8 @@ class LanguageModel(PreTrainedModel):
         labels          [B, L]: the ids that are scored, -100 where a token is given.
         attention_mask  [B, L], 0 at padding.
         timesteps       t in [0, 1] of each sequence, which duo and replaid read.
-        latents, estimate   replaid: [B, L, E], z_t and the previous estimate of the clean embeddings (zeros: none).
+        latents, estimate   replaid: [B, L, E], z_t and the previous estimate of the clean embeddings (zeros: none). A model with a table for
+                        prompts reads them from input_ids, which has the mask id everywhere else.
         digits          mdm_prime: [B, L, J] in place of input_ids, the base standing for a masked digit.
         seed            of the noise; None: a fresh one from torch's generator.
 
@@ -236,7 +237,10 @@ class LanguageModel(PreTrainedModel):
             if latents is None:
                 raise ValueError("replaid reads latents=z_t, not ids; sample() and labels make them")
             gamma_B = self.schedule()(t_B.double())[0]
-            return latent_input(latents, estimate, gamma_B, documents_BL)
+            prompt = None
+            if config.prompt_table and input_ids is not None:
+                prompt = input_ids, input_ids != config.mask_token_id
+            return latent_input(latents, estimate, gamma_B, documents_BL, prompt)
         first = next(iter(held.values()))
         if first is None:
             raise ValueError(f"{config.objective} reads input_ids")

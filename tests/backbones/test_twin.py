@@ -32,6 +32,7 @@ LLAMA = BackboneConfig(kind="llama", hidden=48, layers=3, heads=4, kv_heads=2, f
 TOKENS = InputConfig()
 DIGITS = {join: replace(DIT, inputs=InputConfig(kind="digits", base=3, digits=5, join=join)) for join in ("concat_shared", "concat", "sum")}
 LATENTS = replace(LLAMA, inputs=InputConfig(kind="latents", latent=6))
+PROMPTED = replace(DIT, inputs=InputConfig(kind="latents", latent=6, prompt=True))
 
 
 def network_input(attention: Attention, documents: bool, inputs: InputConfig = TOKENS, softened: bool = False) -> NetworkInput:
@@ -52,7 +53,11 @@ def _positions_hold(inputs: InputConfig, softened: bool, generator: torch.Genera
         return {"digits_BLJ": torch.randint(0, inputs.base + 1, (BATCH, LENGTH, inputs.digits), generator=generator)}
     if inputs.kind == "latents":
         latents_2BLE = torch.randn(2, BATCH, LENGTH, inputs.latent, generator=generator)
-        return {"latents_BLE": latents_2BLE[0], "estimate_BLE": latents_2BLE[1]}
+        held = {"latents_BLE": latents_2BLE[0], "estimate_BLE": latents_2BLE[1]}
+        if inputs.prompt:
+            ids_BL = torch.randint(0, MODEL_SIZE, (BATCH, LENGTH), generator=generator)
+            held |= {"ids_BL": ids_BL, "given_BL": torch.arange(LENGTH).expand(BATCH, -1) < torch.tensor([[5], [0], [LENGTH - 1]])}
+        return held
     if softened:
         ids_BLK = torch.randint(0, MODEL_SIZE, (BATCH, LENGTH, 4), generator=generator)
         return {"ids_BL": ids_BLK, "weights_BLK": torch.rand(BATCH, LENGTH, 4, generator=generator)}
@@ -86,7 +91,7 @@ def twin_errors(
     return errors
 
 
-@pytest.mark.parametrize("backbone", [*DIGITS.values(), LATENTS, replace(LATENTS, kind="dit", kv_heads=None, qk_norm=False), DIT])
+@pytest.mark.parametrize("backbone", [*DIGITS.values(), LATENTS, PROMPTED, replace(LATENTS, kind="dit", kv_heads=None, qk_norm=False), DIT])
 def test_every_input(backbone):
     """Digits joined in each way, latents under both families, and softened ids. (fp32 sines of the noise level reach angles of 742.)"""
     errors = run_distributed(twin_errors, 1, backbone, Attention.FULL, False, torch.float32, backbone is DIT)[0]

@@ -140,7 +140,7 @@ def test_a_run_of_another_kind_is_not_continued(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["mdlm", "replaid"])
+@pytest.mark.parametrize("method", ["ar", "esolm", "replaid", "prime"])
 def test_the_export_of_a_fine_tuned_model_passes_its_gate_and_says_how_it_is_asked(tmp_path: Path, method: str) -> None:
     config = sft_config(tmp_path, METHODS[method], duration=DurationConfig(steps=1, stop_after=1))
     run_distributed(train, 1, config)
@@ -149,12 +149,13 @@ def test_the_export_of_a_fine_tuned_model_passes_its_gate_and_says_how_it_is_ask
     assert found["prompt_format"]["question"] == "Question: {question}\n" and found["prompt_format"]["context"] == 48
     assert found.get("prompt_table", False) == (method == "replaid")
     assert 'question: "Question: {question}\\n"' in card and "problems of sft.train (BLAKE2b)" in card
-    assert json.loads((tmp_path / "hub/gate.json").read_text())["passed"]
+    gate = json.loads((tmp_path / "hub/gate.json").read_text())
+    assert gate["passed"] and sum("prompted" in check["name"] for check in gate["checks"]) == 4, "three logits and a likelihood with prompts"
     # From the export the network starts with the same weights, the table for prompts included.
     again = replace(config, name="again", init_from=str(tmp_path / "hub"), schedule=STILL)
     run_distributed(train, 1, again)
     one, two = consolidate(newest(config)), consolidate(newest(again))
-    classes = {name: 321 for name in one if name.startswith(("head.", "embedding.weight", "embedding.prompt"))}
+    classes = {name: 320 for name in one if name.startswith(("head.", "embedding.weight", "embedding.prompt"))}
     assert one.keys() == two.keys()
     for name in one:
         torch.testing.assert_close(one[name][: classes.get(name)], two[name][: classes.get(name)], atol=1e-8, rtol=0)

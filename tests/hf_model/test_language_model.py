@@ -16,7 +16,7 @@ from pretrain.convert.objective_parts import parts_of
 from pretrain.hf_model import attention_patterns
 from pretrain.hf_model.attention_patterns import Pattern, attend, attention_pattern, block_mask
 from pretrain.hf_model.configuration_language_model import LanguageModelConfig
-from pretrain.hf_model.likelihood_draws import Text
+from pretrain.hf_model.likelihood_draws import Text, draw_esolm
 from pretrain.hf_model.modeling_language_model import AutoregressiveLanguageModel, LanguageModel
 from pretrain.hf_model.network_input import Attention, NetworkInput
 from pretrain.objectives.config import EsoLMConfig, MDMPrimeConfig, ObjectiveConfig, RePlaidConfig
@@ -33,6 +33,8 @@ OBJECTIVES = {
     "esolm-1": ObjectiveConfig(name="esolm"),
     "esolm-0": ObjectiveConfig(name="esolm", esolm=EsoLMConfig(alpha_0=0.0)),
     "replaid": ObjectiveConfig(name="replaid", replaid=RePlaidConfig(latent=4, schedule_hidden=6, prior_ramp_steps=0)),
+    "esolm-natural": ObjectiveConfig(name="esolm", esolm=EsoLMConfig(alpha_0=0.5, clean_order="natural")),
+    "replaid-table": ObjectiveConfig(name="replaid", replaid=RePlaidConfig(latent=4, schedule_hidden=6, prior_ramp_steps=0, prompt_embedding=True)),
     "replaid-alone": ObjectiveConfig(name="replaid", replaid=RePlaidConfig(latent=4, schedule_hidden=6, self_conditioning=0.0, output_prior=False)),
     "mdm_prime": ObjectiveConfig(name="mdm_prime", mdm_prime=MDMPrimeConfig(digits=5)),
     "mdm_prime-free": ObjectiveConfig(name="mdm_prime", mdm_prime=MDMPrimeConfig(digits=3, base=3, carry_over=False)),
@@ -47,7 +49,7 @@ def model_of(config: ObjectiveConfig, backbone: str = "llama", **fields: object)
         num_attention_heads=4, num_key_value_heads=4 if backbone == "dit" else 2, max_position_embeddings=LENGTH, eos_token_id=1, cond_dim=8,
         alpha_0=config.esolm.alpha_0, latent=replaid.latent, schedule_hidden=replaid.schedule_hidden, self_conditioning=replaid.self_conditioning > 0,
         output_prior=float(replaid.output_prior), digits=prime.digits, digit_base=prime.base, carry_over=prime.carry_over,
-        low_variance=config.trains_low_variance, **fields,
+        low_variance=config.trains_low_variance, clean_order=config.esolm.clean_order, prompt_table=replaid.prompt_embedding, **fields,
     )  # fmt: skip
     torch.manual_seed(0)
     model = (AutoregressiveLanguageModel if config.name == "ar" else LanguageModel)(hub)
@@ -62,8 +64,9 @@ def random_ids(rows: int = 3) -> Tensor:
     return torch.randint(SIZE - 1, (rows, LENGTH), generator=torch.Generator().manual_seed(2))
 
 
+@pytest.mark.parametrize("prompt", [0, 4])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_scores_are_those_of_the_training_objective(name: str) -> None:
+def test_scores_are_those_of_the_training_objective(name: str, prompt: int) -> None:
     """The same draws through the objective's own code, and through the model's: two programs for one bound."""
     config = OBJECTIVES[name]
     tokenizer = SIZE - 1 if config.has_mask else SIZE
@@ -81,8 +84,9 @@ def test_scores_are_those_of_the_training_objective(name: str) -> None:
 
     with torch.no_grad():
         for seed in (1, 2):
-            text = Text(ids_BL=ids_BL, scored_BL=torch.ones_like(ids_BL, dtype=torch.bool), documents_BL=None, seed=seed)
-            found = model.score(ids_BL, ids_BL, seed=seed)
+            scored_BL = torch.arange(LENGTH).expand_as(ids_BL) >= prompt
+            text = Text(ids_BL=ids_BL, scored_BL=scored_BL, documents_BL=None, seed=seed)
+            found = model.score(ids_BL, torch.where(scored_BL, ids_BL, -100), seed=seed)
             torch.testing.assert_close(found.nelbo_B, nats_of(objective, text, VocabShard.whole(vocabulary), logits), rtol=2e-5, atol=1e-4)
             assert found.label == objective.label(evaluation=True)
     assert model.code.codes_V.tolist() == objective.code.codes_V.tolist() if config.name == "mdm_prime" else True
@@ -100,7 +104,7 @@ def test_losses_train_and_leave_given_tokens_alone(name: str) -> None:
     assert gradient is not None and bool(gradient.isfinite().all()) and float(gradient.abs().sum()) > 0
     assert output.nelbo_label == ("exact" if name in ("ar", "esolm-0") else "bound")
     assert torch.equal(output.loss, model(ids_BL, labels=labels_BL, seed=3).loss)
-    if name != "ar":
+    if name not in ("ar", "esolm-0"):  # which has no noise, and one order where what is given stands first
         assert not torch.equal(output.loss, model(ids_BL, labels=labels_BL, seed=4).loss)
     if name not in ("ar", "esolm-0"):  # text after padding has no effect, and neither has padding
         padded = torch.cat((ids_BL, ids_BL[:, :3]), 1)
@@ -225,3 +229,30 @@ def test_shipped_files_import_little_and_are_all_named() -> None:
     # transformers 4 copies only what the file of the class names itself
     assert relative["modeling_language_model"] == everything - {"modeling_language_model"}
     assert relative["configuration_language_model"] == {"configuration_network"} and not relative["configuration_network"]
+
+
+def test_given_tokens_come_first_from_left_to_right_in_esolms_order() -> None:
+    """As the objective that trains has them; clean tokens are shuffled, or from left to right where the model was trained so."""
+    ids_BL = random_ids(64)
+    scored_BL = torch.arange(LENGTH).expand_as(ids_BL) >= 3
+    documents_BL = torch.where(torch.arange(LENGTH).expand_as(ids_BL) < LENGTH - 2, 0, -1)
+    text = Text(ids_BL=ids_BL, scored_BL=scored_BL & (documents_BL >= 0), documents_BL=documents_BL, seed=1)
+    for natural in (False, True):
+        for draw in draw_esolm(text, SIZE - 1, 0.5, natural=natural):
+            assert draw.order_BL is not None and (draw.order_BL[:, :3] == torch.arange(3)).all() and (draw.order_BL[:, -2:] >= LENGTH - 2).all()
+            clean = [order[3:-2][~scored[3:-2]] for order, scored in zip(draw.order_BL, draw.scored_BL, strict=True)]
+            assert all((part.diff() > 0).all() for part in clean) == natural
+
+
+def test_a_prompt_table_is_read_from_input_ids() -> None:
+    """Latents at the prompt mean nothing then; elsewhere the ids, which are masks, do."""
+    model, ids_BL = model_of(OBJECTIVES["replaid-table"]), random_ids(2)
+    ids_BL[:, 4:] = SIZE - 1
+    latents_BLE, t_B = torch.randn(2, LENGTH, 4, generator=torch.Generator().manual_seed(3)), torch.tensor([0.3, 0.8])
+    moved_BLE = torch.where(torch.arange(LENGTH)[:, None] < 4, latents_BLE + 1, latents_BLE)
+    with torch.no_grad():
+        first, same, without = (
+            model(ids, latents=latents, timesteps=t_B).logits
+            for ids, latents in ((ids_BL, latents_BLE), (ids_BL, moved_BLE), (None, latents_BLE))
+        )
+    assert torch.equal(first, same) and not torch.allclose(first, without, atol=1e-3)

@@ -21,7 +21,7 @@ from pretrain.hf_model.modeling_network import build_network
 from pretrain.hf_model.monotone_schedule import LearnedSchedule
 from pretrain.hf_model.network_input import Attention, NetworkInput
 from pretrain.hf_model.sampling_noise import normals
-from pretrain.hf_model.sampling_replaid import LatentSpace, sample_replaid
+from pretrain.hf_model.sampling_replaid import LatentSpace, sample_replaid, sample_replaid_left_to_right
 from tests import reference_replaid as reference
 from tests.reference_math import random_toy
 from tests.sampling.worlds import index, p_value, request
@@ -115,6 +115,25 @@ def test_the_network_reads_what_training_showed_it() -> None:
     without = ExactDenoiser()
     sample_replaid(without, start_BL, 2, asked, space=space(self_conditioning=False))
     assert not any(inputs.estimate_BLE.any() for inputs in without.seen if inputs.estimate_BLE is not None)
+
+
+@pytest.mark.parametrize("left_to_right", [False, True])
+def test_a_network_with_a_table_for_prompts_is_told_what_is_given(left_to_right: bool) -> None:
+    """At every evaluation: the ids, and which of them are known by then; one without a table is told neither."""
+    start_BL = torch.tensor([[1, MASK], [2, MASK]])
+    for table in (True, False):
+        network = ExactDenoiser()
+        if left_to_right:
+            sample_replaid_left_to_right(network, start_BL, request(2, K), space=space(prompt_table=table))
+        else:
+            sample_replaid(network, start_BL, 3, request(2, K), space=space(prompt_table=table))
+        assert len(network.seen) == (1 if left_to_right else 4)
+        for inputs in network.seen:
+            if not table:
+                assert inputs.ids_BL is None and inputs.given_BL is None
+                continue
+            assert inputs.ids_BL is not None and inputs.given_BL is not None
+            assert inputs.ids_BL[:, 0].tolist() == [1, 2] and inputs.given_BL.tolist() == [[True, False], [True, False]]
 
 
 def test_temperatures_shape_the_step() -> None:
